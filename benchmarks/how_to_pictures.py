@@ -449,7 +449,7 @@ def add_an_attack() -> None:
 
 def add_a_domain() -> None:
     """A series and what counts as near to it."""
-    domain = run_code("how_to/add_a_domain.md", "class SeriesDomain")["SeriesDomain"]((1, 96))
+    domain = run_code("how_to/add_a_domain.md", "class BandDomain")["BandDomain"]((1, 96))
     steps = torch.arange(96)
     true = 0.5 + 0.3 * torch.sin(steps / 9)
     near = true + 0.06 * torch.cos(steps / 2)

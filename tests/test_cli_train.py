@@ -10,7 +10,7 @@ from scipy import stats
 
 from leakbound import audit, cli
 from leakbound.assess.record import DefenseInfo, ModelInfo, Training
-from leakbound.cli.audit import table
+from leakbound.report.tables import Names, training_costs
 
 PLAN = """
 name = "costs <b>"
@@ -135,10 +135,14 @@ def test_failed_and_diverged_trainings_are_counted_not_averaged():
             accuracy=accuracy,
         )
 
-    (row,) = table([unit(1.0), unit(3.0), unit(None), unit(None, None, "failed")])
+    def costs(*units):
+        (cost,) = training_costs(units, Names([], units)).values()
+        return cost
+
+    row = costs(unit(1.0), unit(3.0), unit(None), unit(None, None, "failed"))
     assert (row.loss.mean, row.loss.n, row.diverged, row.failed) == (2.0, 2, 1, 1)
     assert row.accuracy.n == 3
-    (row,) = table([unit(None, None, "failed")])
+    row = costs(unit(None, None, "failed"))
     assert (row.loss, row.accuracy, row.failed) == (None, None, 1)
 
 

@@ -142,7 +142,7 @@ class Worst(NumberDomain):
     def distance_is_rmse(self):
         return False
 
-    def distance(self, a, b, scale=1.0):
+    def distance(self, a, b):
         return (a.detach().cpu().double() - b.detach().cpu().double()).abs().flatten(1).amax(1)
 
 

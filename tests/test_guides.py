@@ -13,6 +13,8 @@ from leakbound.defenses import Defense
 from leakbound.domains import Domain
 from leakbound.testing import ContractError
 
+from .domains import test_contract
+
 ROOT = Path(__file__).parent.parent
 GUIDES = ROOT / "docs" / "how_to"
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -56,11 +58,25 @@ def test_the_defense_of_the_guide_keeps_the_contract(capsys):
     assert capsys.readouterr().out
     with pytest.raises(ContractError):
         made("add_a_defense", "(update.rows / self.step).round() * self.step", "update.rows * 2")
+    with pytest.raises(ContractError, match="jumps by"):
+        made("add_a_defense", "continuous = False", "continuous = True")
 
 
-def test_the_domain_of_the_guide_keeps_the_contract(capsys):
+def test_the_domain_of_the_guide_runs(capsys):
     assert isinstance(made("add_a_domain").domain, Domain)
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("promise", [name for name in vars(test_contract) if name[:5] == "test_"])
+def test_the_domain_of_the_guide_keeps(promise):
+    getattr(test_contract, promise)(made("add_a_domain").domain)
+
+
+def test_a_distance_that_breaks_the_triangle_is_found():
+    """Its square is no metric."""
+    bent = made("add_a_domain", ".abs().flatten(1)", ".square().flatten(1)").BandDomain((1, 6))
+    with pytest.raises(AssertionError):
+        test_contract.test_the_distance_is_what_bounds_need(bent)
 
 
 def test_the_client_of_the_guide_sends_a_defended_update():

@@ -40,6 +40,7 @@ PACKAGES = (
     "leakbound.attacks.matching.loop",
     "leakbound.attacks.matching.objective",
     "leakbound.attacks.matching.settings",
+    "leakbound.attacks.pace",
     "leakbound.attacks.sparse_inversion",
     "leakbound.attacks.trap",
     "leakbound.audit",

@@ -67,6 +67,8 @@ def test_every_stored_page_is_whole(stored):
         assert path.read_text("utf-8") == stored.dumps(page), (
             f"{path.name}: write it by stored.keep"
         )
+        text = stored.markdown(page)
+        assert stored.markdown(stored.parse(text)) == text, f"{path.name} is another page when read"
         for section in page["sections"]:
             for table in (block for block in section["body"] if not isinstance(block, str)):
                 widths = {len(row) for row in (table["columns"], table["align"], *table["rows"])}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
 
-from leakbound._util.docstrings import HEADINGS, Parts, dedented, parts
+from leakbound._util.docstrings import HEADINGS, Parts, parts
 
 __all__ = ["HEADINGS", "Parts", "inline", "markdown", "parts"]
 
@@ -29,7 +30,7 @@ def markdown(text: str, link: Callable[[str], str]) -> str:
     shown = []
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if paragraph.startswith("    "):
-            shown.append(f"```text\n{dedented(paragraph)}\n```")
+            shown.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
         else:
             shown.append(inline(paragraph, link))
     return "\n\n".join(shown)

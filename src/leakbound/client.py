@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any, cast
@@ -65,13 +66,21 @@ __all__ = [
 ]
 
 
-def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
+def forward(
+    task: Task,
+    inputs: Tensor,
+    parameters: Tensor | None = None,
+) -> Tensor:
     """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""
     return call(task, task.tensors(parameters), inputs)
 
 
 def call(
-    task: Task, tensors: Mapping[str, Tensor], inputs: Tensor, *, twice: bool = True
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    inputs: Tensor,
+    *,
+    twice: bool = True,
 ) -> Tensor:
     """The output of the task's model with these tensors, by name, for inputs (B, *S).
 
@@ -98,10 +107,10 @@ def call(
                 f"the model raised {str(error)!r}: the sequences use more tokens or places than it "
                 "has; give the model's own vocabulary, and sequences that it can take"
             ) from error
+        said = " ".join(str(error).split())
         for reason, causes in ((CODES, _NO_CODE), (SEVERAL, _NO_INPUT)):
             # PyTorch has no types for these causes: only the text of an error shows them.
-            if any(words in str(error) for words in causes):
-                said = " ".join(str(error).split())
+            if any(words in said for words in causes):
                 raise NotApplicable(f"the model raised {said!r}: {reason}") from error
         raise
     except ValueError as error:
@@ -171,7 +180,7 @@ def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
 
 def _coded(task: Task, shape: tuple[int, ...]) -> str:
     """Why the model does not take such inputs as numbers; empty if it does."""
-    found = []
+    wholes = []
     for value in task.input_range:
         # Two examples: a batch norm in training mode refuses one.
         inputs = torch.full((2, *shape), value).to(task.parameters)
@@ -182,9 +191,10 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
             return error.reason
         except Exception:  # inputs of another shape; the next caller of the model reports this
             return ""
-        found.append(rounded.found)
+        wholes.append(rounded.wholes)
     # Codes change with the inputs; whole numbers that stay, such as positions, are none.
-    same = len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+    low, high = wholes
+    same = len(low) == len(high) and all(map(torch.equal, low, high))
     return "" if same else f"the model takes integer codes: {CODES}"
 
 
@@ -197,13 +207,19 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Tensor] = []
+        self.wholes: list[Tensor] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         value = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
-            whole = not value.is_floating_point() and value.dtype != torch.bool
-            self.found += [value] if whole else []
+        copied = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
+        if copied and not value.is_floating_point() and value.dtype != torch.bool:
+            self.wholes.append(value)
         return value
 
 
@@ -265,7 +281,11 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
         combined = (output * sizes).sum()
         parts = [output.detach()]
         if combined.requires_grad:
-            parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+            parts += torch.autograd.grad(
+                combined,
+                weights,
+                materialize_grads=True,
+            )
     # NaN would differ from itself.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
 
@@ -273,10 +293,10 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
 def _random_states(device: torch.device) -> list[Any]:
     """The states of all common generators, to be compared."""
     numbers = repr(numpy.random.get_state(legacy=False))  # noqa: NPY002 (that of the model)
-    found = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
+    states = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
     if device.type == "cuda":
-        found.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return found
+        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return states
 
 
 class WrongOutput(ValueError):
@@ -304,10 +324,10 @@ def unfit(task: Task, inputs: Tensor, error: Exception) -> str:
 def _logits(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else None
-    found = getattr(output, "logits", None) if found is None else found
-    if isinstance(found, Tensor):
-        return found
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    if isinstance(logits, Tensor):
+        return logits
     raise WrongOutput(
         f"the model returns a {type(output).__name__}; return a tensor of class scores (B, K), or "
         "an object with them as `logits` (wrap the model in a module that does)"
@@ -356,12 +376,18 @@ def plain_attention() -> Iterator[None]:
         with _LOCK:
             before = _INSIDE.pop()
             if not _INSIDE:
-                for (_, switch, _), value in zip(_SWITCHES, before, strict=True):
+                for (_, switch, _), value in zip(
+                    _SWITCHES,
+                    before,
+                    strict=True,
+                ):
                     switch(value)
 
 
 def layer_inputs(
-    task: Task, inputs: Tensor, names: Sequence[str], parameters: Tensor | None = None
+    task: Task,
+    inputs: Tensor,
+    names: Sequence[str],
 ) -> dict[str, Tensor]:
     """The inputs of the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
 
@@ -373,29 +399,31 @@ def layer_inputs(
         >>> layer_inputs(Task.of(model), torch.ones(1, 1, 2, 2), ["1"])["1"].shape
         torch.Size([1, 4])
     """
-    found: dict[str, list[Any]] = {name: [] for name in names}
-
-    def note(name: str) -> Any:
-        return lambda _, args: found[name].append(args[0] if len(args) == 1 else None)
-
-    known = dict(task.model.named_modules())
-    if missing := [name for name in names if name not in known]:
+    calls: dict[str, list[tuple[Any, ...]]] = {name: [] for name in names}
+    modules = dict(task.model.named_modules())
+    if missing := [name for name in names if name not in modules]:
         raise ValueError(f"the model has no layer {missing[0]!r}; name one of its modules")
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(known[name].register_forward_pre_hook(note(name)))
-        forward(task, inputs, parameters)
-    odd = [n for n, seen in found.items() if len(seen) != 1 or not isinstance(seen[0], Tensor)]
-    if odd:
-        raise ValueError(
-            f"the model calls the layer {odd[0]!r} {len(found[odd[0]])} times, or not with one "
-            "tensor alone; name a layer that is called once, on its input"
-        )
-    return {name: seen[0] for name, seen in found.items()}
+            note = partial(lambda name, _, args: calls[name].append(args), name)
+            hooks.enter_context(modules[name].register_forward_pre_hook(note))
+        forward(task, inputs)
+    inside = {}
+    for name, seen in calls.items():
+        if len(seen) != 1 or len(seen[0]) != 1 or not isinstance(seen[0][0], Tensor):
+            raise ValueError(
+                f"the model calls the layer {name!r} {len(seen)} times, or not with one tensor "
+                "alone; name a layer that is called once, on its input"
+            )
+        inside[name] = seen[0][0]
+    return inside
 
 
 def clients_layer_inputs(
-    task: Task, inputs: Tensor, names: Sequence[str], cohort: Sequence[int]
+    task: Task,
+    inputs: Tensor,
+    names: Sequence[str],
+    cohort: Sequence[int],
 ) -> dict[str, Tensor]:
     """As `layer_inputs`, if consecutive slices of the inputs belong to different clients.
 
@@ -403,8 +431,8 @@ def clients_layer_inputs(
     """
     if not task.coupled or len(cohort) == 1:
         return layer_inputs(task, inputs, names)
-    each = [layer_inputs(task, own, names) for own in torch.split(inputs, list(cohort))]
-    return {name: torch.cat([own[name] for own in each]) for name in names}
+    each = [layer_inputs(task, part, names) for part in torch.split(inputs, list(cohort))]
+    return {name: torch.cat([inside[name] for inside in each]) for name in names}
 
 
 def batch_norms(task: Task) -> tuple[str, ...]:
@@ -429,7 +457,10 @@ def statistics_of(value: Tensor) -> Statistics:
 
 
 def gradient(
-    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    parameters: Tensor | None = None,
 ) -> Tensor:
     """Gradient (P,) of the batch-mean loss with respect to the weights.
 
@@ -473,14 +504,21 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     except RuntimeError as error:  # such as masks of padding in transformers
         if _DEPENDS_ON_DATA not in str(error):
             raise
-        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        pairs = zip(
+            torch.split(inputs, 1),
+            torch.split(labels, 1),
+            strict=True,
+        )
         return torch.stack([gradient(task, *pair) for pair in pairs])
     rows = [each[name].reshape(len(inputs), leaves[name].numel()) for name in leaves]
     return _of_kept(task, torch.cat(rows, 1))
 
 
 def local_update(
-    task: Task, inputs: Tensor, labels: Tensor, slope: Callable[..., Tensor] = gradient
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    slope: Callable[..., Tensor] = gradient,
 ) -> Tensor:
     """The update (P,) after the task's local plan, in gradient units.
 
@@ -506,7 +544,10 @@ _ADAM = (0.9, 0.999)  # PyTorch's defaults
 
 
 def _change(
-    plan: LocalPlan, step: int, slope: Tensor, state: tuple[Tensor, ...] | None
+    plan: LocalPlan,
+    step: int,
+    slope: Tensor,
+    state: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """What the optimizer's step (1, 2, ...) subtracts over the learning rate; and its state."""
     if plan.optimizer == "adam":
@@ -528,7 +569,11 @@ Each = Callable[[Task, Tensor, Tensor], Tensor]
 
 
 def rows(
-    task: Task, inputs: Tensor, labels: Tensor, unit: Unit, each: Each = example_gradients
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    unit: Unit,
+    each: Each = example_gradients,
 ) -> Tensor:
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
@@ -586,13 +631,13 @@ def shown(observation: Observation, plain: Tensor) -> Tensor:
 
 
 def _sent(parts: list[Tensor], defense: DefenseProtocol | None) -> Tensor:
-    if defense is None:
-        return (
-            parts[0] if len(parts) == len(parts[0]) == 1 else torch.cat(parts).sum(0, keepdim=True)
-        )
-    alone, together = defense.sides
-    parts = [alone.imitate(part) for part in parts]
-    return together.imitate(parts[0] if len(parts) == 1 else torch.cat(parts))
+    if defense is not None:
+        alone, together = defense.sides
+        parts = [alone.imitate(part) for part in parts]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if defense is not None:
+        return together.imitate(whole)
+    return whole if len(whole) == 1 else whole.sum(0, keepdim=True)
 
 
 def respond(
@@ -611,13 +656,13 @@ def respond(
     """
     alone, _ = defense.sides
     state = alone.init(task) if state is None else state
-    own, state = alone.begin(alone.prepare(task, source), state, source)
-    plain = rows(own, batch.inputs, batch.labels, defense.starts, each).detach()
+    trained, state = alone.begin(alone.prepare(task, source), state, source)
+    plain = rows(trained, batch.inputs, batch.labels, defense.starts, each).detach()
     if not alone.gives_bound:  # otherwise an error would reveal whose gradient is not finite
         check.finite("the client's gradient", plain)
     examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)
     update = Update(plain, defense.starts, examples)
-    update, state = alone.transform(update, state, ClientContext(own, batch), source)
+    update, state = alone.transform(update, state, ClientContext(trained, batch), source)
     if task.kept is not None:  # pruned weights are not sent, and neither is noise on them
         update = update.masked(task.kept.expand_as(update.rows), by_value=False)
     return update, state
@@ -649,18 +694,26 @@ def pure_simulate(
     return together.imitate(alone.imitate(plain))
 
 
-def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
+def input_jvp(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    tangent: Tensor,
+) -> Tensor:
     """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
     return cast(Tensor, jvp(lambda x: pure_gradient(task, x, labels), (inputs,), (tangent,))[1])
 
 
 def pure_gradient(
-    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    parameters: Tensor | None = None,
 ) -> Tensor:
     """As `gradient`, but without autograd calls, so that `torch.func` transforms can trace it."""
     leaves = task.unflatten(task.parameters if parameters is None else parameters)
-    found = grad(lambda x: task.loss(call(task, {**task.buffers, **x}, inputs), labels))(leaves)
-    return _of_kept(task, torch.cat([found[name].reshape(-1) for name in leaves]))
+    slopes = grad(lambda x: task.loss(call(task, {**task.buffers, **x}, inputs), labels))(leaves)
+    return _of_kept(task, torch.cat([slopes[name].reshape(-1) for name in leaves]))
 
 
 def _of_kept(task: Task, rows: Tensor) -> Tensor:

@@ -116,18 +116,32 @@ class DefenseProtocol(Protocol):
     def init(self, task: Task) -> Any:
         """The state of one client between rounds."""
 
-    def begin(self, task: Task, state: Any, source: Source) -> tuple[Task, Any]:
+    def begin(
+        self,
+        task: Task,
+        state: Any,
+        source: Source,
+    ) -> tuple[Task, Any]:
         """The client's starting weights, from those it was sent and those it kept."""
 
     def transform(
-        self, update: Update, state: Any, context: ClientContext | None, source: Source
+        self,
+        update: Update,
+        state: Any,
+        context: ClientContext | None,
+        source: Source,
     ) -> tuple[Update, Any]:
         """Change the update."""
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The noise-free, differentiable part on rows (R, P)."""
 
-    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    def noise_variance(
+        self,
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor | None:
         """(P,) the noise variance for a candidate, differentiable; None if it is public."""
 
     def infer(self, task: Task, update: Update) -> Task:
@@ -203,8 +217,9 @@ class Observation:
     def correlation(self) -> Structured | None:
         """The covariance of correlated noise that the attacker knows; None otherwise."""
         law = self.update.law
-        own = law.covariance if isinstance(law, Gaussian) and self.threat.defense_known else None
-        return own if isinstance(own, Structured) else None
+        if not self.threat.defense_known or not isinstance(law, Gaussian):
+            return None
+        return law.covariance if isinstance(law.covariance, Structured) else None
 
     @property
     def noise_variance(self) -> Tensor | None:
@@ -214,7 +229,11 @@ class Observation:
         if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
             return None
         variance = law.variance if isinstance(law, Gaussian) else 2 * law.scale**2
-        wide = torch.as_tensor(variance, dtype=torch.float64, device=rows.device)
+        wide = torch.as_tensor(
+            variance,
+            dtype=torch.float64,
+            device=rows.device,
+        )
         return wide.expand_as(rows)
 
     @property

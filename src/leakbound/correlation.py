@@ -7,6 +7,7 @@ and Z is white. The client or server releases G + sigma C^-1 Z, from which C giv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -111,10 +112,10 @@ class Factor:
     name: str = "matrix"
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.matrix)
-        if given.dtype.kind not in "iuf":
-            raise ValueError(f"{self.name} holds {given.dtype}; give a matrix of numbers")
-        matrix = np.array(given, dtype=np.float64)
+        kind = np.asarray(self.matrix).dtype
+        if kind.kind not in "iuf":
+            raise ValueError(f"{self.name} holds {kind}; give a matrix of numbers")
+        matrix = np.array(self.matrix, dtype=np.float64)
         if matrix.ndim != 2 or not 0 < matrix.shape[1] <= min(MOST_ROUNDS, len(matrix)):
             raise ValueError(
                 f"{self.name} has shape {matrix.shape}; give a matrix (n, T), n >= T, of 1 to "
@@ -152,10 +153,10 @@ class Factor:
         if rounds > MOST_ROUNDS:
             raise ValueError(f"rounds is {rounds}; give at most {MOST_ROUNDS} for correlated noise")
         if text.endswith(".npy"):
-            found = cls.of_file(text)
-            if found.rounds < rounds:
-                raise ValueError(f"{text} has {found.rounds} rounds; give one of {rounds} or more")
-            return found.first(rounds)
+            stored = cls.of_file(text)
+            if stored.rounds < rounds:
+                raise ValueError(f"{text} has {stored.rounds} rounds; give one of {rounds} or more")
+            return stored.first(rounds)
         kind, _, rest = text.partition(":")
         try:
             return cls(_KINDS[kind](rounds, *([rest] if rest else [])), text)
@@ -176,7 +177,14 @@ class Factor:
             if size > MOST_BYTES:
                 raise ValueError(f"it has {size} bytes, more than {MOST_BYTES}")
             # mapped, because a header may name a size that the file does not have
-            return cls(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+            return cls(
+                np.load(
+                    path,
+                    mmap_mode="r",
+                    allow_pickle=False,
+                ),
+                str(path),
+            )
         except Exception as error:  # NumPy's reader of headers raises many kinds
             raise ValueError(f"{path}: {error}; give a .npy file with a matrix (n, T)") from None
 
@@ -194,7 +202,7 @@ class Factor:
     @cached_property
     def gram(self) -> Array:
         """(T, T) C^T C, on which all leakage depends."""
-        return np.asarray(self.matrix.T @ self.matrix)
+        return self.matrix.T @ self.matrix
 
     @cached_property
     def triangular(self) -> Array:
@@ -202,13 +210,13 @@ class Factor:
         if _is_lower(self.matrix):
             return self.matrix
         # Reversed, because Cholesky gives L L^T, and L^T L is needed.
-        return np.asarray(linalg.cholesky(self.gram[::-1, ::-1], lower=True).T[::-1, ::-1])
+        return linalg.cholesky(self.gram[::-1, ::-1], lower=True).T[::-1, ::-1]
 
     @cached_property
     def inverse(self) -> Array:
         """(T, T) the inverse of `triangular`: the noise of round t is sigma times row t of it."""
         one = np.eye(self.rounds)
-        return np.asarray(linalg.solve_triangular(self.triangular, one, lower=True))
+        return linalg.solve_triangular(self.triangular, one, lower=True)
 
     @cached_property
     def width(self) -> int:
@@ -226,11 +234,11 @@ class Factor:
     def loss(self) -> tuple[float, float]:
         """Mean squared and largest root mean squared error of the prefix sums, at sigma = 1."""
         squares = (np.cumsum(self.inverse, 0) ** 2).sum(1)
-        return float(squares.mean()), float(np.sqrt(squares.max()))
+        return float(squares.mean()), math.sqrt(squares.max())
 
     def attained(self, pattern: Pattern) -> float:
         """|C p|: what a unit moves Y by if it adds the same vector in every round of a pattern."""
-        return float(np.sqrt(self._part(pattern).sum()))
+        return math.sqrt(self._part(pattern).sum())
 
     def sensitivity(self, participation: Pattern | Scheme) -> float:
         """Delta: the most that a unit moves Y by, over all its vectors and patterns, rounded up.
@@ -239,35 +247,35 @@ class Factor:
         them disjoint, or, up to the certificate of `squared_sensitivity`, if patterns are few.
         """
         if not isinstance(participation, Scheme):
-            return float(np.sqrt(squared_sensitivity(self._part(participation))))
+            return math.sqrt(squared_sensitivity(self._part(participation)))
         scheme = participation
         # For falling columns the earliest regular pattern is the worst (Kalinin and Lampert 2024).
         if self.falling or scheme.most_of(self.rounds) == self.rounds:
             return self.sensitivity(scheme.regular(self.rounds))
         if self.width <= scheme.separation:
-            return float(np.sqrt(self._largest(np.diag(self.gram)[None], scheme)[0]))
+            return math.sqrt(self._largest(np.diag(self.gram)[None], scheme)[0])
         few = self._few(scheme)
         if few is None:
-            return float(np.sqrt(self._rows_bound(scheme)))
+            return math.sqrt(self._rows_bound(scheme))
         best = 0.0
         for loose, pattern in few:
             if loose <= best:  # no later pattern has a larger bound
                 break
             best = max(best, squared_sensitivity(self._part(pattern)))
-        return float(np.sqrt(best))
+        return math.sqrt(best)
 
     def worst(self, scheme: Scheme) -> Pattern:
         """The pattern with the largest |C p|; of very many patterns, the best regular one."""
         few = None if self.falling else self._few(scheme)
+        if few is not None:
+            return max((pattern for _, pattern in few), key=self.attained)
         starts = range(min(scheme.separation, self.rounds))
-        regular = [scheme.regular(self.rounds, start) for start in starts]
-        found = regular if few is None else [pattern for _, pattern in few]
-        return max(found, key=self.attained)
+        return max((scheme.regular(self.rounds, start) for start in starts), key=self.attained)
 
     def weights(self, pattern: Pattern) -> Array:
         """(T,) weights on the releases whose sum is the best estimate of the same vector."""
         part = self.gram[:, list(pattern)].sum(1)
-        return np.asarray(part / self.attained(pattern) ** 2)
+        return part / self.attained(pattern) ** 2
 
     def _part(self, pattern: Pattern) -> Array:
         places = [int(at) for at in pattern]
@@ -281,10 +289,10 @@ class Factor:
         """All patterns, those with the largest sum |Gamma| first; None if they are too many."""
         if self.rounds > DEEP and scheme.most_of(self.rounds) > 1:
             return None
-        found = list(islice(scheme.patterns(self.rounds), FEW + 1))
-        if len(found) > FEW:
+        patterns = list(islice(scheme.patterns(self.rounds), FEW + 1))
+        if len(patterns) > FEW:
             return None
-        rows = [(float(np.abs(self._part(pattern)).sum()), pattern) for pattern in found]
+        rows = [(float(np.abs(self._part(pattern)).sum()), pattern) for pattern in patterns]
         return sorted(rows, key=lambda row: -row[0])
 
     def _rows_bound(self, scheme: Scheme) -> float:
@@ -311,7 +319,7 @@ class Factor:
             before.append(np.maximum(before[-1], earlier + weights[:, at, None]))
             if at >= apart:
                 before[at - apart] = before[0][:0]  # no longer needed
-        return np.asarray(before[-1].max(1))
+        return before[-1].max(1)
 
 
 def squared_sensitivity(gram: ArrayLike) -> float:
@@ -342,35 +350,33 @@ def squared_sensitivity(gram: ArrayLike) -> float:
     count = len(part)
     # A solution of this rank exists (Barvinok 1995; Pataki 1998).
     draws = np.random.default_rng(0).standard_normal((count, int(np.sqrt(2 * count)) + 2))
-    own = draws / np.linalg.norm(draws, axis=1, keepdims=True)
+    unit = draws / np.linalg.norm(draws, axis=1, keepdims=True)
     value = -np.inf
     for _ in range(min(SWEEPS, max(1, WORK // count**3))):  # the dual holds after any number
         for i in range(count):
-            pull = part[i] @ own - part[i, i] * own[i]
+            pull = part[i] @ unit - part[i, i] * unit[i]
             length = float(np.linalg.norm(pull))
-            own[i] = pull / length if length > 0 else own[i]
+            unit[i] = pull / length if length > 0 else unit[i]
         before = value
-        value = float((own * (part @ own)).sum())
+        value = float((unit * (part @ unit)).sum())
         if value - before <= STILL * loose:
             break
-    dual = (own * (part @ own)).sum(1)
+    dual = (unit * (part @ unit)).sum(1)
     least = float(np.linalg.eigvalsh(np.diag(dual) - part)[0])
     rounding = 1e-15 * count * loose
     # Raising each entry by the negative eigenvalue makes the dual feasible.
     return min(loose, float(dual.sum()) + count * (max(0.0, -least) + rounding))
 
 
-def _root(rounds: int) -> Array:
-    return _lower(_power(rounds, -0.5))
-
-
-def _band(rounds: int, width: str) -> Array:
-    return _lower(_power(rounds, -0.5, width))
-
-
 def _bisr(rounds: int, width: str) -> Array:
     first = np.eye(rounds)[0]
-    return _lower(linalg.solve_triangular(_lower(_power(rounds, 0.5, width)), first, lower=True))
+    return _lower(
+        linalg.solve_triangular(
+            _lower(_power(rounds, 0.5, width)),
+            first,
+            lower=True,
+        )
+    )
 
 
 def _blt(rounds: int, numbers: str) -> Array:
@@ -385,7 +391,7 @@ def _tree(rounds: int) -> Array:
     full = 1 << (rounds - 1).bit_length()  # other numbers of rounds are a part of the next power
     levels = [np.kron(np.eye(full >> s), np.ones(1 << s)) for s in range(full.bit_length())]
     nodes = np.concatenate(levels)[:, :rounds]
-    return np.asarray(nodes[nodes.any(1)])
+    return nodes[nodes.any(1)]
 
 
 def _tree_prefixes(rounds: int) -> Array:
@@ -397,8 +403,8 @@ def _tree_prefixes(rounds: int) -> Array:
 
 _KINDS: dict[str, Any] = {
     "none": np.eye,
-    "root": _root,
-    "band": _band,
+    "root": lambda rounds: _lower(_power(rounds, -0.5)),
+    "band": lambda rounds, width: _lower(_power(rounds, -0.5, width)),
     "bisr": _bisr,
     "blt": _blt,
     "tree": _tree,
@@ -412,11 +418,11 @@ def _power(rounds: int, power: float, width: str = "") -> Array:
     check.count(width=most)
     steps = np.arange(1, rounds)
     row = np.concatenate([[1.0], np.cumprod((steps - 1 - power) / steps)])
-    return np.asarray(row * (np.arange(rounds) < most))
+    return row * (np.arange(rounds) < most)
 
 
 def _lower(row: Array) -> Array:
-    return np.asarray(linalg.toeplitz(row, np.zeros(len(row))))
+    return linalg.toeplitz(row, np.zeros(len(row)))
 
 
 def _is_lower(matrix: Array) -> bool:

@@ -32,7 +32,11 @@ class LowRank:
         return 1 + self.basis.square() @ ((1 + self.gain).square() - 1)
 
     def to(self, like: Tensor) -> LowRank:
-        return replace(self, basis=self.basis.to(like), gain=self.gain.to(like))
+        return replace(
+            self,
+            basis=self.basis.to(like),
+            gain=self.gain.to(like),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,7 @@ class Kronecker:
         for factor in (left, right):
             plain = factor.ndim == 1
             size, basis = (factor.double(), None) if plain else torch.linalg.eigh(factor.double())
-            if not bool((size > 0).all()):
+            if not (size > 0).all():
                 raise ValueError(
                     f"factor has the eigenvalue {float(size.min())}; give one that is positive "
                     "definite"
@@ -102,9 +106,12 @@ class Structured:
     blocks: tuple[LowRank | Kronecker, ...] = ()
 
     @staticmethod
-    def of(diagonal: Tensor, factors: list[tuple[int, int, Tensor]] | None = None) -> Structured:
+    def of(
+        diagonal: Tensor,
+        factors: list[tuple[int, int, Tensor]] | None = None,
+    ) -> Structured:
         """diag(diagonal) plus U Uᵀ for each (start, stop, U); U is (stop - start, k)."""
-        if not bool(((diagonal > 0) & diagonal.isfinite()).all()):
+        if not ((diagonal > 0) & diagonal.isfinite()).all():
             raise ValueError(
                 f"diagonal holds {float(diagonal.min())}; a covariance that whitens needs every "
                 "entry finite and above zero"
@@ -174,4 +181,4 @@ def _same(a: Tensor | int, b: Tensor | int) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         same = a.dtype == b.dtype and a.device == b.device
         return a is b or (same and torch.equal(a, b))
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+    return bool(a == b)

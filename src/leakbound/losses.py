@@ -89,8 +89,8 @@ class NamedLoss:
         """The labels as the function takes them; as in `output` where each output has its own."""
         if self.coded and not labels.is_floating_point():
             width = output[0].numel()
-            own = labels if width == 1 else labels[:, None] == torch.arange(width).to(labels)
-            return own.to(output.dtype).reshape(output.shape)
+            hot = labels if width == 1 else labels[:, None] == torch.arange(width).to(labels)
+            return hot.to(output.dtype).reshape(output.shape)
         if self.coded and output[0].numel() == 1:  # probabilities of both classes
             return labels[:, 1].reshape(output.shape)
         if self.targets == "class map" and labels.ndim == output.ndim and labels.shape[1] == 1:
@@ -114,27 +114,24 @@ class NamedLoss:
         if self.targets == "any":
             return self
         elements = self.targets in ("binary", "real", "count")
-        what = "numbers"
-        fitting = "mse, l1, poisson"
-        if labels.ndim > 1:
+        if labels.ndim > 1 and self.name == "cross_entropy":
+            return LOSSES["next_token" if labels.ndim == 2 else "dense_cross_entropy"]
+        if labels.ndim == 2:
+            what = "tokens"
+            fits = self.of_inputs
+            fitting = "next_token, token_cross_entropy"
+        elif labels.ndim > 2:
             what = "class maps"
+            fits = self.dense or self.targets == "binary"
             fitting = "dense_cross_entropy, dice, bce"
-            if labels.ndim == 2:
-                what = "tokens"
-                fitting = "next_token, token_cross_entropy"
-                fits = self.targets == "tokens"
-                if self.name == "cross_entropy":
-                    return LOSSES["next_token"]
-            elif self.name == "cross_entropy":
-                return LOSSES["dense_cross_entropy"]
-            else:
-                fits = self.dense or self.targets == "binary"
         elif labels.is_floating_point():
+            what = "numbers"
             fits = elements
+            fitting = "mse, l1, poisson"
         else:
             what = "class numbers"
-            fitting = "cross_entropy, bce, mse, l1, poisson"
             fits = self.by_class or elements
+            fitting = "cross_entropy, bce, mse, l1, poisson"
         if not fits:
             raise ValueError(
                 f"loss is {self.name!r}, but the data's labels are {what}; give one of {fitting}"
@@ -148,14 +145,14 @@ class NamedLoss:
 
     def misfit(self, output: Tensor, count: int) -> str | None:
         """Why a model's output for this many examples does not fit the loss; None if it does."""
-        shapes = {"classes": (2, 2), "any": (2, 5), "class map": (3, 5), "tokens": (3, 3)}
-        least, most = shapes.get(self.targets, (1, 5))
-        form = {
-            "class map": "scores of classes for each pixel, (B, K, H, W)",
-            "mask": "one number for each pixel, (B, 1, H, W)",
-            "classes": "one row of class scores (B, K)",
-            "tokens": "scores of tokens for each place, (B, n, V)",
-        }.get(self.targets, "one row of outputs (B, K)")
+        forms = {
+            "classes": (2, 2, "one row of class scores (B, K)"),
+            "any": (2, 5, "one row of outputs (B, K)"),
+            "class map": (3, 5, "scores of classes for each pixel, (B, K, H, W)"),
+            "mask": (1, 5, "one number for each pixel, (B, 1, H, W)"),
+            "tokens": (3, 3, "scores of tokens for each place, (B, n, V)"),
+        }
+        least, most, form = forms.get(self.targets, (1, 5, "one row of outputs (B, K)"))
         if least <= output.ndim <= most and len(output) == count:
             return None
         return (
@@ -220,10 +217,14 @@ class NamedLoss:
         """The labels that such numbers stand for."""
         if self.has_classes:
             return free.argmax(1)
-        found = self.searched(free)
-        return found.round() if self.targets in ("binary", "mask") else found
+        labels = self.searched(free)
+        return labels.round() if self.targets in ("binary", "mask") else labels
 
-    def classified(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def classified(
+        self,
+        output: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Predicted and true classes (N,) of outputs (B, K, ...): of all examples, pixels of a
         mask, or scored tokens.
         """
@@ -304,7 +305,11 @@ def next_labels(tokens: Tensor, padding: int | None) -> Tensor:
 
 def token_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of outputs (B, n, V) for the labels (B, n) of their own places."""
-    return functional.cross_entropy(output.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED)
+    return functional.cross_entropy(
+        output.flatten(0, 1),
+        labels.flatten(),
+        ignore_index=UNSCORED,
+    )
 
 
 def _softmax(output: Tensor) -> Tensor:
@@ -400,16 +405,16 @@ def named(loss: str | Function) -> NamedLoss:
         changed = {k: v for k, v in _settings(loss).items() if not _equal(v, _settings(kind())[k])}
         if not changed:
             return LOSSES[_MODULES[kind]]
-        told = (f"{k}={'...' if isinstance(v, Tensor) else v}" for k, v in changed.items())
-        name = f"{kind.__name__}({', '.join(told)})"
+        settings = (f"{k}={'...' if isinstance(v, Tensor) else v}" for k, v in changed.items())
+        name = f"{kind.__name__}({', '.join(settings)})"
         return NamedLoss(name, loss, LOSSES[_MODULES[kind]].targets)
     return NamedLoss(f"the function {getattr(loss, '__name__', kind.__name__)}", loss)
 
 
 def _settings(module: Any) -> dict[str, Any]:
     hidden = ("training", "eps")
-    own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in hidden}
-    return {**own, **module._buffers}
+    shown = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in hidden}
+    return {**shown, **module._buffers}
 
 
 def _equal(a: Any, b: Any) -> bool:

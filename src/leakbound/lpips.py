@@ -53,7 +53,15 @@ _ALEX: _Slices = (
 )
 _VGG: _Slices = (
     (_Convolution("net.slice1.0", 3, 64), _Convolution("net.slice1.2", 64, 64)),
-    (_Convolution("net.slice2.5", 64, 128, pool=2), _Convolution("net.slice2.7", 128, 128)),
+    (
+        _Convolution(
+            "net.slice2.5",
+            64,
+            128,
+            pool=2,
+        ),
+        _Convolution("net.slice2.7", 128, 128),
+    ),
     (
         _Convolution("net.slice3.10", 128, 256, pool=2),
         _Convolution("net.slice3.12", 256, 256),
@@ -97,9 +105,14 @@ class Lpips:
         values that no trained LPIPS has, raise a `ValueError`.
         """
         both = {name for names in _HEAD_NAMES for name in names}
-        state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
-        own = {alias: name for name, alias in _HEAD_NAMES}
-        state = {own.get(name, name): tensor.double() for name, tensor in state.items()}
+        state = read_weights(
+            path,
+            partial(_wanted, path),
+            name="lpips_weights",
+            ignored=both,
+        )
+        names = {alias: name for name, alias in _HEAD_NAMES}
+        state = {names.get(name, name): tensor.double() for name, tensor in state.items()}
         for name, tensor in state.items():
             check.finite(f"lpips_weights {str(path)!r}: {name}", tensor)
         if any(float(state[name].min()) < 0 for name, _ in _HEAD_NAMES):
@@ -128,7 +141,13 @@ class Lpips:
         about = f"learned perceptual distance ({self.name})"
         return Metric("lpips", partial(self.distances, low=low), False, "", about)
 
-    def distances(self, paired: Paired, *, data_range: float, low: float = 0.0) -> Values:
+    def distances(
+        self,
+        paired: Paired,
+        *,
+        data_range: float,
+        low: float = 0.0,
+    ) -> Values:
         """The distance of each reconstruction, 0 or more; None if `takes` is False.
 
         Images are mapped from [low, low + data_range] to [-1, 1]; gray ones are repeated to RGB.
@@ -139,12 +158,12 @@ class Lpips:
         heads = [self.state[name].flatten() for name, _ in _HEAD_NAMES]
         values: Values = []
         for both in zip(paired.inputs, paired.truth.inputs, strict=True):
-            guess, truth = (
+            slices = (
                 self._features(2 * (image.detach().cpu().double() - low) / data_range - 1)
                 for image in both
             )
             total = 0.0
-            for weights, a, b in zip(heads, guess, truth, strict=True):
+            for weights, a, b in zip(heads, *slices, strict=True):
                 total += float((weights @ (a - b).square().flatten(1)).mean())
             values.append(total)
         return values
@@ -153,18 +172,21 @@ class Lpips:
         """Each slice's output for one image in [-1, 1]: (C, H, W), of length 1 at each place."""
         x = image.expand(_RGB, -1, -1)[None]
         x = (x - self.state["scaling_layer.shift"]) / self.state["scaling_layer.scale"]
-        found = []
+        outputs = []
         for part in _NETWORKS[self.name]:
             for layer in part:
                 x = max_pool2d(x, layer.pool, 2) if layer.pool else x
                 weight = self.state[f"{layer.name}.weight"]
                 bias = self.state[f"{layer.name}.bias"]
                 x = conv2d(x, weight, bias, layer.stride, layer.padding).relu()
-            found.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
-        return found
+            outputs.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
+        return outputs
 
 
-def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def _wanted(
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+) -> dict[str, Tensor]:
     """The tensors, without memory, that a file with these names and shapes should hold."""
     first = shapes.get("net.slice1.0.weight")
     if first not in _FIRST:
@@ -175,7 +197,11 @@ def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]
     wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
         ("scaling_layer.shift", "scaling_layer.scale"), (1, _RGB, 1, 1)
     )
-    for part, (name, alias) in zip(_NETWORKS[_FIRST[first]], _HEAD_NAMES, strict=True):
+    for part, (name, alias) in zip(
+        _NETWORKS[_FIRST[first]],
+        _HEAD_NAMES,
+        strict=True,
+    ):
         for layer in part:
             wanted[f"{layer.name}.weight"] = layer.shape
             wanted[f"{layer.name}.bias"] = (layer.outputs,)

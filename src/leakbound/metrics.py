@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -90,12 +89,12 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     Source: Wang et al., "Image Quality Assessment", IEEE TIP 2004.
     """
     check.positive(data_range=data_range)
-    guess, truth = _images(paired)
-    side = _shortest_side(guess)
+    answer, truth = _images(paired)
+    side = _shortest_side(answer)
     if side < 3:
-        return [None] * len(guess)
+        return [None] * len(answer)
     window = min(_WINDOW, side - 1 + side % 2)
-    return _listed(_similarity(guess, truth, data_range, window)[0])
+    return _similarity(answer, truth, data_range, window)[0].tolist()
 
 
 def ms_ssim(paired: Paired, *, data_range: float) -> Values:
@@ -104,29 +103,32 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     Source: Wang, Simoncelli and Bovik, "Multi-scale structural similarity", Asilomar 2003.
     """
     check.positive(data_range=data_range)
-    guess, truth = _images(paired)
-    if _shortest_side(guess) < _MS_SSIM_SMALLEST:
-        return [None] * len(guess)
-    found = torch.ones(len(guess), dtype=torch.float64)
+    answer, truth = _images(paired)
+    if _shortest_side(answer) < _MS_SSIM_SMALLEST:
+        return [None] * len(answer)
+    values = torch.ones(len(answer), dtype=torch.float64)
     for scale, weight in enumerate(_SCALES):
-        whole, contrast = _similarity(guess, truth, data_range, _WINDOW)
+        whole, contrast = _similarity(answer, truth, data_range, _WINDOW)
         # A power of a negative contrast would be NaN.
-        found *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
-        guess, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (guess, truth))
-    return _listed(found)
+        values *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
+        answer, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (answer, truth))
+    return values.tolist()
 
 
 def _similarity(
-    guess: Tensor, truth: Tensor, data_range: float, window: int
+    answer: Tensor,
+    truth: Tensor,
+    data_range: float,
+    window: int,
 ) -> tuple[Tensor, Tensor]:
     """The means (N,) of similarity and of its part for contrast, over all whole windows."""
     places = torch.arange(window, dtype=torch.float64) - window // 2
     # The softmax of negative squares is a Gaussian window that sums to 1.
     weights = torch.softmax(-((places * _WINDOW / window / _SIGMA) ** 2) / 2, 0)
-    maps = torch.stack([guess, truth, guess**2, truth**2, guess * truth]).flatten(0, 2)[:, None]
+    maps = torch.stack([answer, truth, answer**2, truth**2, answer * truth]).flatten(0, 2)[:, None]
     smooth = torch.nn.functional.conv2d(maps, weights[None, None, :, None])
     smooth = torch.nn.functional.conv2d(smooth, weights[None, None, None])
-    a, b, aa, bb, ab = smooth.view(5, len(guess), -1)
+    a, b, aa, bb, ab = smooth.view(5, len(answer), -1)
     # K1 and K2 of Wang et al. 2004, which keep the quotients finite in flat areas.
     small = (0.01 * data_range) ** 2
     large = (0.03 * data_range) ** 2
@@ -140,21 +142,34 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
 
     None if the reconstruction or the true image is constant.
     """
-    guess, truth = (images.flatten(1) for images in _images(paired))
-    constant = (guess.amax(1) == guess.amin(1)) | (truth.amax(1) == truth.amin(1))
-    a = guess - guess.mean(1, keepdim=True)
+    answer, truth = (images.flatten(1) for images in _images(paired))
+    constant = (answer.amax(1) == answer.amin(1)) | (truth.amax(1) == truth.amin(1))
+    a = answer - answer.mean(1, keepdim=True)
     b = truth - truth.mean(1, keepdim=True)
     # The default eps would lower the value of faint images. Constant ones are None below.
-    values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
-    return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
+    values = torch.nn.functional.cosine_similarity(
+        a,
+        b,
+        dim=1,
+        eps=0.0,
+    ).clamp(-1, 1)
+    return [
+        None if skip else v
+        for skip, v in zip(
+            constant.tolist(),
+            values.tolist(),
+            strict=True,
+        )
+    ]
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
     """The share of an example's labels (usually one) that is right; None if there are none."""
     if paired.labels is None:
         return [None] * len(paired.inputs)
-    found, true = (x.cpu().reshape(len(x), -1) for x in (paired.labels, paired.truth.labels))
-    return _listed(torch.isclose(found.double(), true.double(), atol=_SAME).double().mean(1))
+    inferred, true = (x.cpu().reshape(len(x), -1) for x in (paired.labels, paired.truth.labels))
+    right = torch.isclose(inferred.double(), true.double(), atol=_SAME)
+    return right.double().mean(1).tolist()
 
 
 def identification(
@@ -175,9 +190,9 @@ def identification(
     check.finite("distractors", distractors)
     to_truth = squared_distances(paired.inputs, paired.truth.inputs)
     to_others = squared_distances(paired.inputs, distractors).amin(1)
-    own = to_truth.diagonal().clone()
+    to_own = to_truth.diagonal().clone()
     others = to_truth.fill_diagonal_(math.inf).amin(1)
-    return _listed((own < torch.minimum(others, to_others)).double())
+    return (to_own < torch.minimum(others, to_others)).double().tolist()
 
 
 METRICS = (
@@ -202,7 +217,11 @@ def evaluate(
 ) -> dict[str, Values]:
     """All of `METRICS`, and `more`, on every image, by name."""
     return {
-        metric.name: metric.function(paired, data_range=data_range, distractors=distractors)
+        metric.name: metric.function(
+            paired,
+            data_range=data_range,
+            distractors=distractors,
+        )
         if metric.needs_distractors
         else metric.function(paired, data_range=data_range)
         for metric in (*METRICS, *more)
@@ -211,19 +230,15 @@ def evaluate(
 
 def _errors(paired: Paired, data_range: float) -> list[float]:
     check.positive(data_range=data_range)
-    guess, truth = _images(paired)
-    return cast(list[float], (guess - truth).square().flatten(1).mean(1).tolist())
+    answer, truth = _images(paired)
+    return (answer - truth).square().flatten(1).mean(1).tolist()
 
 
 def _images(paired: Paired) -> tuple[Tensor, Tensor]:
-    guess = paired.inputs
+    answer = paired.inputs
     truth = paired.truth.inputs
-    return guess.detach().cpu().double(), truth.detach().cpu().double()
+    return answer.detach().cpu().double(), truth.detach().cpu().double()
 
 
 def _shortest_side(images: Tensor) -> int:
     return min(images.shape[2:]) if has_neighbors(images.shape[1:]) else 0
-
-
-def _listed(values: Tensor) -> Values:
-    return cast(Values, values.tolist())

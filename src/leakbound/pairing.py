@@ -54,8 +54,18 @@ class Paired:
         span = (0.0, 1.0) if unit else scale
         return pictures.block(
             "True images, and below them their reconstructions",
-            pictures.images(self.truth.inputs, labels, input_range=span, name="true image"),
-            pictures.images(self.inputs, captions, input_range=span, name="reconstructed image"),
+            pictures.images(
+                self.truth.inputs,
+                labels,
+                input_range=span,
+                name="true image",
+            ),
+            pictures.images(
+                self.inputs,
+                captions,
+                input_range=span,
+                name="reconstructed image",
+            ),
         )
 
 

@@ -59,7 +59,12 @@ class Round:
         return self.observation._repr_html_() + pictures.note(held)
 
 
-def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
+def send(
+    task: Task,
+    batch: Batch,
+    defense: Defense,
+    source: Source,
+) -> Update:
     """One client's defended update, before any aggregation.
 
     Raises:
@@ -69,7 +74,11 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
 
 
 def step(
-    task: Task, batch: Batch, defense: Chain, source: Source, state: State = None
+    task: Task,
+    batch: Batch,
+    defense: Chain,
+    source: Source,
+    state: State = None,
 ) -> tuple[Update, State]:
     """One of several rounds of a client: as `send`, with a resolved defense.
 
@@ -81,7 +90,12 @@ def step(
     return respond(task, batch, defense, source, state, example_gradients)
 
 
-def resolve(defense: Defense, task: Task, examples: int, previous: Chain | None = None) -> Chain:
+def resolve(
+    defense: Defense,
+    task: Task,
+    examples: int,
+    previous: Chain | None = None,
+) -> Chain:
     """The defense as a chain, with all values from public knowledge filled in."""
     return _as_chain(defense).resolve(task, examples, previous)
 
@@ -140,7 +154,7 @@ def play(
     kept = [None] * len(clients) if after is None else after.states
     turns = zip(models, clients, sources[:-1], kept, strict=True)
     sent, states = zip(
-        *(step(own, batch, defense, *more) for own, batch, *more in turns), strict=True
+        *(step(model, batch, defense, *more) for model, batch, *more in turns), strict=True
     )
     _, cohort = defense.sides
     update, _ = cohort.transform(Update.stack([*sent]), cohort.init(task), None, sources[-1])
@@ -223,13 +237,11 @@ def _statistics(
     with torch.no_grad():
         pairs = zip(models, clients, strict=True)
         each = [batch_statistics(task, batch.inputs) for task, batch in pairs]
-    return {
-        name: (
-            torch.stack([own[name][0] for own in each]).mean(0),
-            torch.stack([own[name][1] for own in each]).mean(0),
-        )
-        for name in each[0]
-    }
+    means = {}
+    for name in each[0]:
+        mean, variance = zip(*(client[name] for client in each), strict=True)
+        means[name] = (torch.stack(mean).mean(0), torch.stack(variance).mean(0))
+    return means
 
 
 def _as_chain(defense: Defense) -> Chain:

@@ -69,13 +69,23 @@ def secure() -> SecureSource:
     return SecureSource()
 
 
-def uniform(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
+def uniform(
+    shape: Sequence[int],
+    source: Source,
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
     """Uniform draws in [0, 1) of the given shape, in the type and on the device of `like`."""
     cast = _cast(_drawn(shape, source, _wide(like)), like)
     return cast.clamp_max_(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
 
 
-def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
+def normal(
+    shape: Sequence[int],
+    source: Source,
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
     """Standard normal draws of the given shape, in the type and on the device of `like`."""
     if isinstance(source, SecureSource):
         draw = torch.special.ndtri(source.uniform(math.prod(shape))).reshape(tuple(shape))
@@ -84,7 +94,12 @@ def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) 
     return _cast(draw, like)
 
 
-def laplace(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
+def laplace(
+    shape: Sequence[int],
+    source: Source,
+    *,
+    like: Tensor | None = None,
+) -> Tensor:
     """Standard Laplace draws (scale 1, variance 2) of the given shape."""
     centered = _drawn(shape, source, torch.float64) - 0.5
     # A draw of exactly 0 would give log(0): infinite noise.
@@ -93,7 +108,11 @@ def laplace(shape: Sequence[int], source: Source, *, like: Tensor | None = None)
 
 
 def bernoulli(
-    shape: Sequence[int], probability: float, source: Source, *, like: Tensor | None = None
+    shape: Sequence[int],
+    probability: float,
+    source: Source,
+    *,
+    like: Tensor | None = None,
 ) -> Tensor:
     """Booleans that are True with the given probability, on the device of `like`."""
     draw = uniform(shape, source) < probability

@@ -150,7 +150,7 @@ def find(kind: str, name: str) -> Entry:
     return known[name]
 
 
-def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
+def settle(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings by name and type against an entry; convert whole numbers to floats if needed.
 
     Raises:
@@ -164,7 +164,7 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
     signature = _signature(entry.build)
     names = [p.name for p in entry.parameters]
     settled = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in names:
             see = f"leakbound list {entry.name}" if entry.kind in PACKAGES else None
             raise ValueError(
@@ -188,21 +188,26 @@ def takes_list(entry: Entry, name: str) -> bool:
     return bool(LISTS & set(_kinds(_hints(entry.build).get(name, Any))))
 
 
-def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
-    """Build the object; `given` is what follows from the data (a model's shape and generator)."""
+def build(
+    kind: str,
+    name: str,
+    settings: Mapping[str, Any],
+    **data: Any,
+) -> Any:
+    """Build the object; `data` is what the data determine (a model's shape and generator)."""
     if kind == "model" and ":" in name:
-        return load_user_model(name, **given, **settings)
+        return load_user_model(name, **data, **settings)
     entry = find(kind, name)
-    taken = {key: value for key, value in given.items() if key in GIVEN.get(kind, ())}
+    taken = {key: value for key, value in data.items() if key in GIVEN.get(kind, ())}
     return entry.build(**settle(entry, settings), **taken)
 
 
-def parse(kind: str, given: object, **data: Any) -> Any:
+def parse(kind: str, described: object, **data: Any) -> Any:
     """The attack, chain of defenses, model or loss that a user describes.
 
     Args:
         kind: "attack", "defense", "model" or "loss".
-        given: its name, with settings after commas; a plan's table; or a registered object.
+        described: its name, with settings after commas; a plan's table; or a registered object.
         data: what the data provide for a model: `input_shape`, `classes` and `generator`.
 
     Raises:
@@ -215,9 +220,9 @@ def parse(kind: str, given: object, **data: Any) -> Any:
         (GaussianNoise(noise_std=0.1),)
     """
     if kind == "loss":
-        row = row_of(kind, given)
-        return losses.build(row.pop("name"), row, title=str(given))
-    specs = specs_of(kind, given)
+        row = row_of(kind, described)
+        return losses.build(row.pop("name"), row, title=str(described))
+    specs = specs_of(kind, described)
     built = [build(kind, spec.name, spec.parameters, **data) for spec in specs]
     return defenses.chain(*built) if kind == "defense" else built[0]
 
@@ -249,11 +254,20 @@ class Grid:
 
     def __iter__(self) -> Iterator[Spec]:
         for combination in product(*self.values.values()):
-            settled = settle(self.entry, dict(zip(self.values, combination, strict=True)))
+            settled = settle(
+                self.entry,
+                dict(
+                    zip(
+                        self.values,
+                        combination,
+                        strict=True,
+                    )
+                ),
+            )
             yield Spec(self.entry.name, frozen_settings(settled))
 
 
-def specs_of(kind: str, given: object) -> tuple[Spec, ...]:
+def specs_of(kind: str, described: object) -> tuple[Spec, ...]:
     """What a user describes as name and settings; of a defense, the links of its chain.
 
     Raises:
@@ -263,7 +277,7 @@ def specs_of(kind: str, given: object) -> tuple[Spec, ...]:
         >>> specs_of("defense", "clip,clip_norm=2")
         (Spec(name='clip', settings=(('clip_norm', 2.0),)),)
     """
-    row = row_of(kind, given)
+    row = row_of(kind, described)
     if kind == "model" and ":" in str(row.get("name")):  # only their function knows its settings
         settings = {key: value for key, value in row.items() if key != "name"}
         storable(kind, settings)
@@ -275,24 +289,24 @@ def specs_of(kind: str, given: object) -> tuple[Spec, ...]:
     return tuple(spec for grid in grids for spec in grid if spec.name != NO_DEFENSE)
 
 
-def row_of(kind: str, given: object) -> dict[str, Any]:
+def row_of(kind: str, described: object) -> dict[str, Any]:
     """A plan's table from user input: a name with settings, a table, or a registered object."""
-    if isinstance(given, str):
-        return _row_of_text(kind, given)
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, defenses.Chain):
-        rows = [row_of(kind, link) for link in given.links]
+    if isinstance(described, str):
+        return _row_of_text(kind, described)
+    if isinstance(described, Mapping):
+        return dict(described)
+    if isinstance(described, defenses.Chain):
+        rows = [row_of(kind, link) for link in described.links]
         return {"links": rows} if rows else {"name": NO_DEFENSE}
-    name = snake(type(given).__name__)
-    if name in entries(kind) and is_dataclass(given):
-        values = {f.name: getattr(given, f.name) for f in fields(given) if f.init}
+    name = snake(type(described).__name__)
+    if name in entries(kind) and is_dataclass(described):
+        values = {f.name: getattr(described, f.name) for f in fields(described) if f.init}
         settings = {key: value for key, value in values.items() if value is not None}
         # an object may hold what its settings do not say, such as a changed attribute
-        if build(kind, name, settings) == given:
+        if build(kind, name, settings) == described:
             return {"name": name, **settings}
     raise ValueError(
-        f"{kind} is {str(given)[:60]!r}, which no name and settings describe; give it by name "
+        f"{kind} is {str(described)[:60]!r}, which no name and settings describe; give it by name "
         f'(`leakbound list`), as in "NAME,key=1.5"'
     )
 

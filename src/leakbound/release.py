@@ -48,8 +48,8 @@ class Gaussian:
     @property
     def variance(self) -> float | Tensor:
         """The variance of every coordinate: a scalar, (P,) or (R, P)."""
-        own = self.covariance
-        return own.diagonal if isinstance(own, Structured) else own
+        covariance = self.covariance
+        return covariance.diagonal if isinstance(covariance, Structured) else covariance
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,16 +110,25 @@ class Update:
 
     def scaled(self, factor: float) -> Update:
         """Multiply every row by a number that does not depend on the data."""
-        law: Law = self.law
+        law = self.law
         if isinstance(law, Gaussian):
             law = replace(law, covariance=law.covariance * factor**2)
         elif isinstance(law, Laplace):
             law = replace(law, scale=law.scale * abs(factor))
         bound = None if self.bound is None else self.bound * abs(factor)
-        return replace(self, rows=self.rows * factor, law=law, bound=bound)
+        return replace(
+            self,
+            rows=self.rows * factor,
+            law=law,
+            bound=bound,
+        )
 
     def noised(
-        self, noise: Gaussian | Laplace, source: Source, *, keep_mask: bool = False
+        self,
+        noise: Gaussian | Laplace,
+        source: Source,
+        *,
+        keep_mask: bool = False,
     ) -> Update:
         """Add independent noise of the given distribution to every coordinate, also masked ones.
 
@@ -132,19 +141,31 @@ class Update:
         public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
         kept = self.mask if keep_mask else None
         rows = _noisy(self.rows, noise, source, kept)
-        if keep_mask and self.mask is not None:
+        if kept is not None:
             before = self.law
             if self.mask_private and isinstance(before, Exact):
                 before = Exact()  # only the mask is private, and it stays visible
-            law = _sum_of(before, _restricted(noise, self.mask))
-            return replace(self, rows=rows, law=law, spread_public=public)
+            law = _sum_of(before, _restricted(noise, kept))
+            return replace(
+                self,
+                rows=rows,
+                law=law,
+                spread_public=public,
+            )
         law = _sum_of(self.law, noise)
         if self.mask_private and isinstance(law, Gaussian | Laplace):
             law = replace(law, private=True)
         if self.drawn:
             law = Unknown("noise covers which coordinates were drawn")
-        bare = replace(self, mask=None, drawn=False, mask_private=False, spread_public=public)
-        return replace(bare, rows=rows, law=law)
+        return replace(
+            self,
+            rows=rows,
+            law=law,
+            mask=None,
+            drawn=False,
+            mask_private=False,
+            spread_public=public,
+        )
 
     def mapped(self, root: Structured, *, whiten: bool = False) -> Update:
         """Map every row y to S y, S the root of a public covariance, or to S⁻¹ y to `whiten`."""
@@ -155,13 +176,30 @@ class Update:
         elif isinstance(law, Gaussian | Laplace):
             law = Unknown("coordinates were mixed after the noise")
         rows = root.whiten(self.rows) if whiten else root.color(self.rows)
-        moved = replace(self, rows=rows, law=law, bound=None)
+        moved = replace(
+            self,
+            rows=rows,
+            law=law,
+            bound=None,
+        )
         if self.mask is not None and root.blocks:
             law = Unknown("coordinates were mixed after a mask")
-            return replace(moved, law=law, mask=None, drawn=False, mask_private=False)
+            return replace(
+                moved,
+                law=law,
+                mask=None,
+                drawn=False,
+                mask_private=False,
+            )
         return moved
 
-    def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
+    def masked(
+        self,
+        mask: Tensor,
+        *,
+        by_value: bool,
+        drawn: bool = False,
+    ) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
 
         A mask chosen `by_value` of the rows is itself a release (the law is private), and after
@@ -174,12 +212,15 @@ class Update:
             law = Exact(private=True)
         elif by_value and not isinstance(law, Unknown):
             law = Unknown("coordinates were chosen by their noisy values")
-        joint = mask if self.mask is None else mask & self.mask
-        rows = self.rows * mask
-        drawn = drawn or self.drawn
-        bound = None if by_value else self.bound  # one example can change which ones are sent
-        sent = replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
-        return replace(sent, mask_private=private)
+        return replace(
+            self,
+            rows=self.rows * mask,
+            law=law,
+            mask=mask if self.mask is None else mask & self.mask,
+            bound=None if by_value else self.bound,  # one example can change which ones are sent
+            drawn=drawn or self.drawn,
+            mask_private=private,
+        )
 
     def summed(self, unit: Unit) -> Update:
         """Add all rows into one row of a coarser unit.
@@ -188,22 +229,24 @@ class Update:
         the sum is private.
         """
         law: Law = self.law
+        several = len(self.rows) > 1
         if isinstance(law, Gaussian):
             law = self._summed_gaussian(law)
-        elif isinstance(law, Laplace) and len(self.rows) > 1:
+        elif isinstance(law, Laplace) and several:
             law = Unknown("a sum of Laplace draws is not Laplace")
-        if self.drawn and len(self.rows) > 1:
+        if self.drawn and several:
             law = Unknown("the sum covers which coordinates each row sent")
-        mask = None if self.mask is None else self.mask.any(0, keepdim=True)
-        private = self.mask_private
-        public = self.spread_public
-        if private and len(self.rows) > 1:
-            law = replace(law, private=True)
-            private = False
-            public = False
-        total = replace(self, rows=self.rows.sum(0, keepdim=True), examples=(sum(self.examples),))
-        total = replace(total, unit=unit, law=law, mask=mask)
-        return replace(total, mask_private=private, spread_public=public)
+        covered = self.mask_private and several
+        return replace(
+            self,
+            rows=self.rows.sum(0, keepdim=True),
+            unit=unit,
+            examples=(sum(self.examples),),
+            law=replace(law, private=True) if covered else law,
+            mask=None if self.mask is None else self.mask.any(0, keepdim=True),
+            mask_private=self.mask_private and not several,
+            spread_public=self.spread_public and not covered,
+        )
 
     def _summed_gaussian(self, law: Gaussian) -> Law:
         covariance = law.covariance
@@ -216,12 +259,21 @@ class Update:
         total = (wide if self.mask is None else wide * self.mask).sum(0)
         return replace(law, covariance=total)
 
-    def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
+    def opaque(
+        self,
+        rows: Tensor,
+        reason: str,
+        *,
+        bound: float | None = None,
+    ) -> Update:
         """Rows changed by any other function of the rows: the noise distribution is then lost."""
-        law: Law = self.law
-        if isinstance(law, Gaussian | Laplace):
-            law = Unknown(reason)
-        return replace(self, rows=rows, law=law, bound=bound)
+        law = Unknown(reason) if isinstance(self.law, Gaussian | Laplace) else self.law
+        return replace(
+            self,
+            rows=rows,
+            law=law,
+            bound=bound,
+        )
 
     def seen(self, *, defense_known: bool = True) -> Update:
         """The update as a server sees it, which knows the defense or nothing about it.
@@ -241,34 +293,35 @@ class Update:
     @staticmethod
     def stack(updates: list[Update]) -> Update:
         """Stack one-row updates of several clients into one update with a row for each."""
-        first = updates[0]
+        rows = torch.cat([u.rows for u in updates])
         mask = None
         if any(u.mask is not None for u in updates):
-            mask = torch.cat(
-                [
-                    torch.ones_like(u.rows, dtype=torch.bool) if u.mask is None else u.mask
-                    for u in updates
-                ]
+            masks = (
+                torch.ones_like(u.rows, dtype=torch.bool) if u.mask is None else u.mask
+                for u in updates
             )
+            mask = torch.cat([*masks])
         bounds = [u.bound for u in updates if u.bound is not None]
-        # A single row without a bound leaves the sum without one.
-        bound = max(bounds) if len(bounds) == len(updates) else None
-        rows = torch.cat([u.rows for u in updates])
-        examples = tuple(n for u in updates for n in u.examples)
         return Update(
             rows,
-            first.unit,
-            examples,
+            updates[0].unit,
+            tuple(n for u in updates for n in u.examples),
             _law_of_rows(updates),
             mask,
-            bound,
+            # A single row without a bound leaves the sum without one.
+            max(bounds) if len(bounds) == len(updates) else None,
             drawn=any(u.drawn for u in updates),
             mask_private=any(u.mask_private for u in updates),
             spread_public=all(u.spread_public for u in updates),
         )
 
 
-def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor | None) -> Tensor:
+def _noisy(
+    rows: Tensor,
+    noise: Gaussian | Laplace,
+    source: Source,
+    mask: Tensor | None,
+) -> Tensor:
     """Add noise on a mask to rows; from system entropy in float64, and on a grid if white."""
     if not isinstance(source, SecureSource):
         draw = _draw(rows, noise, source)
@@ -296,16 +349,22 @@ def _draw(like: Tensor, noise: Gaussian | Laplace, source: Source) -> Tensor:
 
 def _law_of_rows(updates: list[Update]) -> Law:
     """One law for all rows: the common one, or Gaussian with a covariance for each row."""
-    laws = [u.law for u in updates]
-    if all(_same_law(laws[0], law) for law in laws):
-        return laws[0]
+    first = updates[0].law
+    if all(_same_law(first, update.law) for update in updates):
+        return first
     parts = []
-    for update, law in zip(updates, laws, strict=True):
+    for update in updates:
+        law = update.law
+        rows = update.rows
         if not isinstance(law, Gaussian) or isinstance(law.covariance, Structured):
             return Unknown("the clients' release distributions differ")
-        own = torch.as_tensor(law.covariance, dtype=torch.float64, device=update.rows.device)
-        parts.append(own.expand(update.rows.shape))
-    return Gaussian(torch.cat(parts), any(law.private for law in laws))
+        covariance = torch.as_tensor(
+            law.covariance,
+            dtype=torch.float64,
+            device=rows.device,
+        )
+        parts.append(covariance.expand(rows.shape))
+    return Gaussian(torch.cat(parts), any(update.law.private for update in updates))
 
 
 def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
@@ -349,19 +408,19 @@ def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
     spread = _spread(noise)
     name = "variance" if isinstance(noise, Gaussian) else "scale"
     if isinstance(spread, Structured):
-        given = spread.scale
-        lost = given.to(rows).square()
+        level = spread.scale
+        lost = level.to(rows).square()
         wrong = (lost == 0) | ~lost.isfinite()  # a structured covariance has no zeros itself
-        given = given.double().square()
+        level = level.double().square()
     else:
-        given = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
+        level = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
         alone = isinstance(noise, Gaussian) and not isinstance(spread, Tensor)
-        lost = (given.sqrt() if alone else given).to(rows.dtype)  # a number's root is cast
-        wrong = ((lost == 0) & (given > 0)) | lost.isinf()
+        lost = (level.sqrt() if alone else level).to(rows.dtype)  # a number's root is cast
+        wrong = ((lost == 0) & (level > 0)) | lost.isinf()
         if not isinstance(spread, Tensor):
-            wrong = wrong | (given == 0)
+            wrong = wrong | (level == 0)
     if bool(wrong.any()):
-        value = float(given[wrong].reshape(-1)[0])
+        value = float(level[wrong].reshape(-1)[0])
         raise ValueError(
             f"the noise has a {name} of {value:.4g}, which is 0 or infinite in {rows.dtype}; give "
             "a level that this type can hold, or a task of another type"

@@ -39,8 +39,7 @@ class Batch:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "labels"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if not isinstance(value, Tensor):
                 raise ValueError(
                     f"{name} is a {type(value).__name__}; give a tensor (torch.as_tensor)"
@@ -192,7 +191,14 @@ class Task:
         _refuse_training_mode(model)
         named = trained(model)
         if not named:
-            raise ValueError(_nothing_trained(model))
+            first = next((name for name, _ in model.named_parameters()), None)
+            if first is None:
+                raise ValueError("model has no parameters; there is no update to attack")
+            raise ValueError(
+                f"model has no trainable parameter: all are frozen ({first!r} has requires_grad "
+                "False), so a client sends no update; call requires_grad_(True) on what the "
+                "clients train"
+            )
         parameters = torch.cat([p.detach().reshape(-1) for p in named.values()])
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise ValueError("model holds weights that are not finite; load other weights")
@@ -204,19 +210,15 @@ class Task:
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
                 norm.track_running_stats = False
         adapt(step_by_step(shell), domain)
-        input_range = input_range if domain is None else domain.input_range
-        buffers = {name: value.detach().clone() for name, value in shell.named_buffers()}
-        plan = plan or LocalPlan()
         loss = losses.named(loss)
-        classes = classes if loss.has_classes else None
         return Task(
             shell,
             parameters,
             loss,
-            plan,
-            input_range,
-            classes,
-            buffers,
+            plan or LocalPlan(),
+            input_range if domain is None else domain.input_range,
+            classes if loss.has_classes else None,
+            {name: value.detach().clone() for name, value in shell.named_buffers()},
             public,
             domain=domain,
         )
@@ -290,7 +292,11 @@ class Task:
             )
         return replace(self, parameters=self.parameters * kept, kept=kept)
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Task:
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+    ) -> Task:
         """The task on another device, and in another floating-point type if one is given."""
 
         def move(value: Tensor) -> Tensor:
@@ -301,7 +307,13 @@ class Task:
         buffers = {name: move(value) for name, value in self.buffers.items()}
         public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))
         kept = None if self.kept is None else self.kept.to(device)
-        moved = replace(self, model=model, buffers=buffers, public=public, kept=kept)
+        moved = replace(
+            self,
+            model=model,
+            buffers=buffers,
+            public=public,
+            kept=kept,
+        )
         return replace(moved, parameters=move(self.parameters))
 
 
@@ -330,16 +342,6 @@ def drops(module: nn.Module) -> bool:
     rate: float = getattr(module, "p", 0.0) if isinstance(module, _DROPOUT) else 0.0
     rate = module.dropout if isinstance(module, nn.RNNBase) else rate
     return module.training and rate > 0
-
-
-def _nothing_trained(model: nn.Module) -> str:
-    first = next((name for name, _ in model.named_parameters()), None)
-    if first is None:
-        return "model has no parameters; there is no update to attack"
-    return (
-        f"model has no trainable parameter: all are frozen ({first!r} has requires_grad False), so "
-        "a client sends no update; call requires_grad_(True) on what the clients train"
-    )
 
 
 def _shell(model: nn.Module) -> nn.Module:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from leakbound import captured, data, models, simulate
-from leakbound.assess.judge import Contradiction, Evidence, RiskSettings, judge
-from leakbound.assess.record import CERTIFIED, ESTIMATE, EXPOSED, GUESSABLE
+from leakbound.assess.judge import CONTRADICTED, Contradiction, Evidence, RiskSettings, judge
+from leakbound.assess.record import CERTIFIED, ESTIMATE, GUESSABLE
 from leakbound.attacks import LinearInversion
 from leakbound.bounds.counting import PublicSample
 from leakbound.core import Batch, Task, ThreatModel
@@ -18,13 +18,26 @@ from leakbound.registry import parse
 
 ATTACK = "linear_inversion"
 PUBLIC = 600
-DEFENSES = (None, "gaussian_noise,noise_std=1e-4", "gaussian_noise,noise_std=1", "dp_sgd")
+WEAK = "gaussian_noise,noise_std=1e-4"
+STRONG = "gaussian_noise,noise_std=1"
+MODEL = "protected under a model"
+WORDS = {
+    (None, 1): ("exposed", "exposed", "exposed (certified)"),
+    (None, 4): ("exposed", "exposed", "facts exposed"),
+    (WEAK, 1): ("exposed", "exposed", "undecided"),
+    (WEAK, 4): ("exposed", "exposed", "undecided"),
+    (STRONG, 1): ("undecided", "undecided", "undecided"),
+    (STRONG, 4): ("undecided", "undecided", "undecided"),
+    ("dp_sgd", 1): ("undecided", MODEL, MODEL),
+    ("dp_sgd", 4): ("undecided", MODEL, MODEL),
+}
+"""By defense and batch size: the verdicts at 20 dB, at 30 dB, and at 30 dB without the truth."""
 
 
 class Routes:
     """One update by every route: `audit`, `captured` and `meter` are assessments of it."""
 
-    def __init__(self, folder, *, defense, size, psnr, truth=True):
+    def __init__(self, folder, *, defense, size, psnr, truth=True, wrong=False):
         digits = data.load("digits")
         public = digits.batch(torch.arange(PUBLIC))
         path = folder / "public.npz"
@@ -45,6 +58,8 @@ class Routes:
         self.public = public
         self.round = simulated.round
         task = Task.of(model, classes=10, public=public)
+        given = Batch(public.inputs[:size], batch.labels) if wrong else batch
+        given = given if truth else None
         parts = task.unflatten(self.round.update.rows[0])
         state = {name: value.clone() for name, value in model.state_dict().items()}
         (self.captured,) = captured.attack_update(
@@ -58,12 +73,12 @@ class Routes:
                 labels=batch.labels,
                 defense=None if defense is None else parse("defense", defense),
             ),
-            truth=batch if truth else None,
+            truth=given,
         ).records
         self.reading = measure(
             *(task, self.round.update),
             source=stream(0, "attack", ATTACK),
-            batch=batch if truth else None,
+            batch=given,
             input_shape=(1, 8, 8),
             defense=self.round.defense,
             policy=Policy(psnr=psnr, threat=ThreatModel()),
@@ -80,27 +95,24 @@ def numbers(record):
 
 
 @pytest.mark.parametrize("psnr", [20.0, 30.0])
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("defense", DEFENSES)
+@pytest.mark.parametrize(("defense", "size"), WORDS)
 def test_every_route_says_the_same_of_an_update(tmp_path, defense, size, psnr):
     routes = Routes(tmp_path, defense=defense, size=size, psnr=psnr)
     assert numbers(routes.captured) == numbers(routes.audit)
     assert numbers(routes.meter) == numbers(routes.audit)
     assert routes.reading.verdict == routes.audit.verdict
-    if defense is None and size == 1:
-        assert routes.audit.verdict == EXPOSED
-        assert routes.meter.certificate is not None
+    at_20, at_30, _ = WORDS[defense, size]
+    assert routes.audit.verdict == (at_20 if psnr == 20.0 else at_30)
+    assert (routes.meter.certificate is not None) == (defense is None and size == 1)
 
 
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("defense", DEFENSES)
+@pytest.mark.parametrize(("defense", "size"), WORDS)
 def test_without_the_truth_they_say_the_same(tmp_path, defense, size):
     routes = Routes(tmp_path, defense=defense, size=size, psnr=30.0, truth=False)
     assert numbers(routes.meter) == numbers(routes.captured)
     assert routes.reading.verdict == routes.captured.verdict
     assert routes.captured.attained == routes.audit.attained
-    if defense is None and size == 1:
-        assert routes.meter.verdict == CERTIFIED
+    assert routes.meter.verdict == WORDS[defense, size][2]
 
 
 def test_a_guess_that_is_good_enough_is_told_by_every_route(tmp_path):
@@ -123,6 +135,20 @@ def test_opacus_states_the_bound_of_the_others(tmp_path, noise):
     (bound,) = (own for own in routes.audit.bounds if own.basis == "sample" and not own.on_error)
     assert 1e-4 < stated.bound < 0.9  # a bound of 0 or 1 would agree with anything
     assert bound.probability == pytest.approx(stated.bound, rel=1e-8)
+
+
+def test_a_wrong_truth_costs_no_verdict_by_either_route(tmp_path):
+    """A proof stands: both judge without the truth, as if none were given, and warn."""
+    routes = Routes(tmp_path, defense=None, size=1, psnr=20.0, wrong=True)
+    assert numbers(routes.meter) == numbers(routes.captured)
+    for record in (routes.meter, routes.captured):
+        assert record.verdict == CERTIFIED
+        assert record.certificate is not None
+        assert not record.scores
+    assert CONTRADICTED in routes.captured.capture.notes
+    assert not routes.captured.truth_known
+    assert CONTRADICTED in "; ".join(routes.reading.decision.reasons)
+    assert routes.reading.verdict == CERTIFIED
 
 
 def test_a_proof_against_the_truth_is_an_error(tmp_path):

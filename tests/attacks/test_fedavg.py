@@ -9,7 +9,7 @@ import torch
 
 from leakbound import data, models, simulate
 from leakbound.attacks import GradientMatching
-from leakbound.attacks.fedavg import FedAvgMatching, LocalSearch, _Guess
+from leakbound.attacks.fedavg import FedAvgMatching, LocalSearch, _Assumed
 from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import (
@@ -45,7 +45,7 @@ def _decibels(played, answer):
 
 def _search(attack, observation, steps, copies, labels):
     plan = replace(observation.task.plan, steps=steps)
-    return LocalSearch(attack, observation, stream(0), _Guess(plan, copies, labels))
+    return LocalSearch(attack, observation, stream(0), _Assumed(plan, copies, labels))
 
 
 def _epochs_by_hand(task, epochs, labels, size):

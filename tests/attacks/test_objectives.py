@@ -6,7 +6,7 @@ import torch
 
 from leakbound.attacks.matching.distances import (
     DISTANCES,
-    closed,
+    Cosine,
     total_variation,
     variation_gradients,
 )
@@ -66,7 +66,7 @@ def test_a_small_angle_keeps_its_digits_in_float32(apart, form):
     if form == "traced":
         found = DISTANCES["cosine"](guess, seen, None, [])
     else:
-        found = closed("cosine", seen, None).at(guess, torch.empty_like(guess))[0]
+        found = Cosine(seen, None).at(guess, torch.empty_like(guess))[0]
     assert float(found) == pytest.approx(wanted, rel=0.1)
 
 
@@ -146,6 +146,6 @@ def test_closed_forms_hold_at_every_scale(guess_scale, seen_scale, weighted):
     wanted = DISTANCES["cosine"](guess, seen, weights, SPANS)
     (slope,), wanted = torch.autograd.grad(wanted, guess), wanted.detach()
     into = torch.empty_like(seen)
-    found, factor = closed("cosine", seen, weights).at(guess.detach(), into)
+    found, factor = Cosine(seen, weights).at(guess.detach(), into)
     assert abs(float(found - wanted)) < 2e-6
     assert torch.allclose(factor * into, slope, rtol=1e-4, atol=2e-6 / guess_scale)

@@ -133,7 +133,7 @@ def test_the_next_layer_spans_what_comes_from_behind(scene, hidden, defense):
     batch, task = scene.batch(0, 5), task_of(0, hidden=hidden)
     seen = scene.play(task, batch, defense).observation
     inside = seen.defense.infer(task, seen.update)
-    layer = _Layer.of(inside, "1", None, seen)
+    layer = _Layer(inside, "1", None, seen)
     ahead = layer.ahead(seen, 5, stream(0))
     assert 0 < ahead.shape[1] <= 5
     for gradient in example_gradients(inside, batch.inputs, batch.labels).double():
@@ -169,7 +169,7 @@ def test_draws_find_small_batches_where_no_linear_layer_sees_the_units(scene):
     task = Task.of(model(nn.LayerNorm(128), nn.Linear(128, 10)), classes=10)
     batch = scene.batch(0, 4)
     seen = scene.play(task, batch).observation
-    assert _Layer.of(task, "1", None, seen).ahead(seen, 4, stream(0)).shape[1] == 0
+    assert _Layer(task, "1", None, seen).ahead(seen, 4, stream(0)).shape[1] == 0
     answer = SparseRecovery()(seen, stream(0))
     assert answer.problem is None
     assert float(decibels(batch, answer).min()) >= EXACT

@@ -11,10 +11,9 @@ from torch import nn
 from leakbound.attacks import GradientMatching
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.matching.terms import (
-    Learned,
+    Penalty,
     SameFeatures,
     SameStatistics,
-    Small,
     Smooth,
     statistics,
     terms_for,
@@ -30,10 +29,10 @@ def _found(vectors, *, signed=True):
     return FoundFeatures(vectors / vectors.norm(dim=1, keepdim=True), "fc", signed)
 
 
-def test_size_and_smoothness():
-    assert float(Small(1.0, 0.5)(IMAGES, {})) == pytest.approx(
-        float(((IMAGES.numpy() - 0.5) ** 2).mean())
-    )
+def test_size_and_smoothness(scene):
+    seen = scene.play(scene.task("mlp", hidden=(8,)), scene.batch(0, 1)).observation
+    (small,) = terms_for(GradientMatching(size=1.0), seen, seen.task, None, stream(0))
+    assert float(small(IMAGES, {})) == pytest.approx(float(((IMAGES.numpy() - 0.5) ** 2).mean()))
     assert float(Smooth(1.0)(torch.full((1, 1, 4, 4), 0.3), {})) == 0
 
 
@@ -99,9 +98,9 @@ def test_the_best_form_is_the_span_from_nine_examples_on(scene, form, examples, 
 
 
 def test_a_prior_returns_one_number():
-    assert float(Learned(1.0, lambda x: x.mean()[None])(IMAGES, {})) == float(IMAGES.mean())
+    assert float(Penalty(1.0, lambda x: x.mean()[None])(IMAGES, {})) == float(IMAGES.mean())
     with pytest.raises(ValueError, match="returned no single number"):
-        Learned(1.0, lambda x: x)(IMAGES, {})
+        Penalty(1.0, lambda x: x)(IMAGES, {})
 
 
 def test_which_statistics_the_attacker_has(scene):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from leakbound import captured, tensors
-from leakbound.captured import load, load_all, updates_in
+from leakbound.captured import Settings, attack_update, load, load_all, updates_in
 
 BEFORE = {"w": torch.ones(4, 3), "b": torch.zeros(4)}
 AFTER = {"w": torch.ones(4, 3) * 1.01, "b": torch.full((4,), 0.01)}
@@ -104,13 +104,20 @@ def test_without_the_weights_before_the_kind_must_be_given():
         load(AFTER)
 
 
-def test_an_identical_pair_and_a_zero_update_are_refused():
-    with pytest.raises(ValueError, match="are identical"):
-        load(BEFORE, BEFORE)
-    with pytest.raises(ValueError, match="are identical"):
-        load(BEFORE, dict(BEFORE), kind="weights")
-    with pytest.raises(ValueError, match="is zero everywhere"):
-        load({"w": torch.zeros(2)}, BEFORE, kind="delta")
+@pytest.mark.parametrize(
+    ("kind", "after", "words"),
+    [
+        ("auto", 1.0, "are identical in every tensor"),
+        ("weights", 1.0, "are identical in every tensor"),
+        ("delta", 0.0, "is zero in every tensor"),
+    ],
+)
+def test_an_identical_pair_and_a_zero_update_are_refused(kind, after, words):
+    model = torch.nn.Linear(2, 2)
+    before = dict(model.state_dict())
+    update = {name: after * value for name, value in before.items()}
+    with pytest.raises(ValueError, match=words):
+        attack_update(load(update, before, kind=kind), model, Settings((2,)))
 
 
 def test_arrays_and_lists_in_memory_are_taken():

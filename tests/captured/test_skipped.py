@@ -53,7 +53,7 @@ def renamed():
 BAD = {
     "nan": (lambda: spoiled(torch.nan), 1, "NaN or infinite values in every tensor"),
     "inf": (lambda: spoiled(torch.inf), 1, "NaN or infinite values in every tensor"),
-    "zeros": (lambda: spoiled(0.0), 1, "is zero everywhere"),
+    "zeros": (lambda: spoiled(0.0), 1, "is zero in every tensor"),
     "keys": (renamed, 1, "9.weight (4, 16) is not in the model"),
     "no examples": (change, 0, "the metadata give examples as '0'"),
     "full rank": (full_rank, None, "batch size is not known"),
@@ -112,8 +112,9 @@ def test_a_round_of_bad_clients_alone_is_an_error(tmp_path):
 
 
 def test_without_a_list_for_them_bad_files_are_errors(tmp_path):
-    folder = recorded(tmp_path / "seen", "zeros")
-    with pytest.raises(ValueError, match="is zero everywhere"):
+    folder = recorded(tmp_path / "seen", "keys")
+    (folder / "round-0001" / "client-2.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
         captured.load_all(folder)
 
 

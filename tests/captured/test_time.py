@@ -10,7 +10,7 @@ from torch import nn
 from leakbound import data
 from leakbound.assess.record import Assessment, read
 from leakbound.captured import Settings, TrainingInfo, findings, load
-from leakbound.captured.observe import found_steps
+from leakbound.captured.findings import searched_steps
 from leakbound.captured.run import Listener, Output, attack_all
 from leakbound.registry import Spec
 
@@ -107,7 +107,7 @@ def test_a_cut_search_tells_nothing(clients):
     outcome, _ = run((model, captures[:1]), seconds=1.0)
     inferred = outcome.inferred[0]
     assert inferred.untried
-    found = found_steps(inferred, 0.2)
+    found = searched_steps(inferred.observation, inferred.untried, 0.2)
     assert found.value == str(inferred.untried[0])
     assert "stopped early" in found.how
     assert not found.sure

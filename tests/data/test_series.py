@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from skimage.filters import threshold_otsu
 
-from leakbound.data.packaged import PHOTOS, otsu, photo_masks
+from leakbound.data.packaged import PHOTOS, photo_masks
 from leakbound.data.raw import LUMA, Options
 from leakbound.data.series import HIGHEST, LOWEST, SECONDS, ecg
 
@@ -44,13 +43,6 @@ def test_the_same_every_time_and_of_any_length():
     assert len(short.flatten(1).unique(dim=0)) == 1000
     with pytest.raises(ValueError, match="channels is 3"):
         ecg(Options(channels=3))
-
-
-def test_otsu_is_skimages():
-    for seed in range(5):
-        values = np.random.default_rng(seed).normal([60, 170], [20, 30], (500, 2)).clip(0, 255)
-        values = values.astype(np.uint8)
-        assert otsu(torch.from_numpy(values).long()) == threshold_otsu(values)
 
 
 def test_masks_are_the_bright_parts():

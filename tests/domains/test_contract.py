@@ -1,5 +1,7 @@
 """What every domain promises. A new domain is one row in `DOMAINS`."""
 
+import math
+
 import pytest
 import torch
 
@@ -40,6 +42,17 @@ def drawn(domain, seed, n=40):
     return domain.start(n, stream(seed, "contract"))
 
 
+def corners(domain):
+    """The lowest example, the highest, their halves: where distances that are no metric fail."""
+    low, high = domain.input_range
+    ends = torch.tensor([low, high], dtype=domain.dtype)
+    size = math.prod(domain.shape)
+    masks = [torch.zeros(size), torch.ones(size), torch.arange(size) % 2]
+    masks += [torch.arange(size) < size // 2, torch.arange(size) == 0]
+    examples = torch.stack([ends[mask.long()].reshape(domain.shape) for mask in masks])
+    return domain.project(examples)
+
+
 def test_starts_are_valid_and_repeat(domain):
     first = drawn(domain, 0)
     assert first.shape == (40, *domain.shape)
@@ -70,9 +83,19 @@ def test_the_distance_is_what_bounds_need(domain):
     x, y, z = (drawn(domain, seed) for seed in range(3))
     assert domain.distance(x, x).tolist() == [0.0] * 40
     assert torch.allclose(domain.distance(x, y), domain.distance(y, x))
-    for s, t in ((1.0, 1.0), (0.5, 2.0)):
-        sides = domain.distance(x, z, s) + domain.distance(z, y, t)
-        assert bool((domain.distance(x, y, s + t) <= sides + 1e-12).all())
+
+    def apart(a, b, scale):
+        if domain.parts is None:
+            return domain.distance(a, b)
+        return (~((domain.coded(a) - domain.coded(b)).abs() <= scale)).sum(-1)
+
+    assert torch.equal(domain.distance(x, y), apart(x, y, 1.0).double())
+    far = corners(domain)
+    every = torch.cartesian_prod(*[torch.arange(len(far))] * 3)
+    for one, two, between in ((x, y, z), [far[places] for places in every.T]):
+        for s, t in ((1.0, 1.0), (0.5, 2.0)):
+            sides = apart(one, between, s) + apart(between, two, t)
+            assert bool((apart(one, two, s + t) <= sides + 1e-12).all())
 
 
 def test_scores_and_costs_follow_the_distance(domain):

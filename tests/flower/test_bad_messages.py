@@ -37,27 +37,30 @@ def lying(**given):
 
 
 HOSTILE = {
-    "huge_shape": (lying(data=header((10**6, 10**6)) + bytes(480)), "its own header declares"),
+    "huge_shape": (
+        lying(data=header((10**6, 10**6)) + bytes(480)),
+        "declares shape (1000000, 1000000) of float32, 4000000000000 bytes, but holds 480",
+    ),
     "huge_declared": (lying(shape=(10**9, 10**9)), "its own header declares"),
     "both_huge": (
         lying(shape=(10**12,), data=header((10**12,)) + bytes(480)),
-        "has shape (1000000000000,), but the model's is (10, 12)",
+        "declares shape (1000000000000,) of float32, 4000000000000 bytes, but holds 480",
     ),
-    "too_short": (lying(data=header((10, 12)) + bytes(479)), "but 479 bytes follow"),
-    "too_long": (lying(data=header((10, 12)) + bytes(4800)), "but 4800 bytes follow"),
-    "no_header": (lying(data=bytes(480)), "header that cannot be read"),
-    "empty": (lying(data=b""), "header that cannot be read"),
+    "too_short": (lying(data=header((10, 12)) + bytes(479)), "but holds 479"),
+    "too_long": (lying(data=header((10, 12)) + bytes(4800)), "but holds 4800"),
+    "no_header": (lying(data=bytes(480)), "no readable array header"),
+    "empty": (lying(data=b""), "no readable array header"),
     "nested_header": (
         lying(data=b"\x93NUMPY\x01\x00" + (9000).to_bytes(2, "little") + b"(" * 9000),
-        "header that cannot be read",
+        "no readable array header",
     ),
     "long_header": (
         lying(data=b"\x93NUMPY\x02\x00" + (10**9).to_bytes(4, "little") + b" " * 100),
-        "header that cannot be read",
+        "no readable array header",
     ),
     "objects": (
         lying(dtype="object", data=header((10, 12), "|O") + bytes(480)),
-        "has the type object",
+        "holds values of type object",
     ),
     "big_endian": (
         lying(dtype=">f4", data=header((10, 12), ">f4") + bytes(480)),
@@ -162,7 +165,7 @@ REPLIES = {
     "fewer": (lambda m: {"a": ArrayRecord(halved(m))}, "'first.bias' is not in both"),
     "lies": (
         lambda m: {"a": ArrayRecord({**m.content["arrays"], "last.weight": lying(data=b"")})},
-        "header that cannot be read",
+        "no readable array header",
     ),
 }
 

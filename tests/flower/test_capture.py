@@ -177,7 +177,7 @@ def test_what_is_no_app_is_named(folder, tmp_path):
         ("[tool.flwr.app.components]\nclientapp = 'a:b'\n", "has no serverapp"),
         (PROJECT.replace("server_app:app", "server_app:FedAvg"), "a ABCMeta; give a ServerApp"),
         (PROJECT.replace("quick.server", "slow.server"), "no module 'slow'"),
-        ("not toml", "cannot be read"),
+        ("not toml", "is not valid TOML"),
     ):
         project.write_text(text)
         with pytest.raises(ValueError, match=words):

@@ -339,7 +339,7 @@ def test_no_word_of_a_stamp(tmp_path, make_bounded):
     text, _ = made(make_bounded(tmp_path / "run"))
     texts += [text, signed(tmp_path / "run")]
     for text in texts:
-        of_an_attack = "certified=bool(own.certificate)", "own.certificate", "a.certificate"
+        of_an_attack = "certified=bool(record.certificate)", "a.certificate"
         for words in (*of_an_attack, "exposed (certified)", "CERTIFIED", "approvers"):
             text = text.replace(words, "")
         found = SIGNS.search(text)

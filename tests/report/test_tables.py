@@ -136,7 +136,7 @@ def test_strength_is_what_varies_under_one_name(make_assessment, make_defense):
         "prune rate=0.5",
         "no defense",
     ]
-    assert [setting.number for setting in names.settings.values()] == [0.1, 1.0, 0.5, None]
+    assert [setting.number for setting in names.settings.values()] == [0.1, 1.0, 0.5, 0.0]
     assert len(tables.attack_summaries(own, names)) == 4
 
 

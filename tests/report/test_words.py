@@ -3,6 +3,7 @@
 import torch
 
 from leakbound._util import pictures
+from leakbound._util.groups import grouped
 from leakbound.assess.measure import strip
 from leakbound.assess.record import Threat
 from leakbound.assess.verdict import together
@@ -36,7 +37,7 @@ def test_counts_and_lists():
         "1 batch",
         "0 experiments",
     )
-    assert tables.grouped([("a", 1), ("b", 2), ("a", 3)]) == {"a": [1, 3], "b": [2]}
+    assert grouped([("a", 1), ("b", 2), ("a", 3)]) == {"a": [1, 3], "b": [2]}
 
 
 def test_numbers():

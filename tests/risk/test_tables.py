@@ -18,7 +18,7 @@ from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, count_least, count_limit
 from leakbound.bounds.distances import ColumnMisses
 from leakbound.cli import main
-from leakbound.domains import SeriesDomain
+from leakbound.domains import SeriesDomain, of_shape
 from leakbound.risk import Target, TrainingSetting, calibrate_setting, corridor
 from leakbound.risk.corridor import around
 from leakbound.risk.examples import Examples
@@ -61,6 +61,11 @@ def test_targets_in_columns(text, differ, goal):
 def test_targets_of_series():
     found = Target.parse("psnr>=20 with probability<=0.01", domain=SeriesDomain((2, 8)))
     assert (found.eta, str(found)) == (0.1, "20 dB or more with probability <= 0.01")
+    # Reports write the metric's own name.
+    assert Target.parse("snr>=20 with probability<=0.01", domain=SeriesDomain((2, 8))) == found
+    for domain in (None, of_shape((1, 8, 8))):
+        with pytest.raises(ValueError, match='write it as "psnr>=20'):
+            Target.parse("snr>=20 with probability<=0.01", domain=domain)
 
 
 @pytest.mark.parametrize(

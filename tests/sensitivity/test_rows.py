@@ -71,16 +71,16 @@ def _absolute(output, labels):
 
 
 def _agrees(small, task, x, y):
-    layers = examples.plan(task, x)
-    assert layers is not None
+    passes = examples.plan(task, x)
+    assert passes is not None
     drawn = normal((3, *x.shape), stream(6), like=x)
-    rows = ExampleRows(task, layers, x.repeat(3, 1, 1, 1), y.repeat(3, *[1] * (y.ndim - 1)))
+    rows = ExampleRows(task, passes, x, y, copies=3)
     jacobian = small.jacobian(task, x, y).flatten(2) * len(x)  # of each example's own loss
     moved = torch.einsum("pbn,kbn->kbp", jacobian, drawn.flatten(2))
     close(rows.squares(drawn.flatten(0, 1)), moved.square().sum((0, 1)))
     close(rows.along(drawn.flatten(0, 1), 3), moved.sum(1))
     close(rows.each(drawn.flatten(0, 1)), moved.flatten(0, 1))
-    close(rows.gradient() / (3 * len(x)), client.gradient(task, x, y))
+    close(rows.gradient() / len(x), client.gradient(task, x, y))
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -206,12 +206,12 @@ def test_images_that_a_convolution_would_take_for_channels_are_refused():
 
 def test_pools_go_before_activations_only_where_these_keep_order():
     images = torch.zeros(1, 1, 6, 6)
-    order = [layer.kind for layer in examples.plan(_task(CHAINS["pools"]), images)]
+    order = [layer.kind for layer, _ in examples.plan(_task(CHAINS["pools"]), images).layers]
     assert order[1:4] == [Kind.MAX_POOL, Kind.ACTIVATION, Kind.ACTIVATION]
     bent = nn.Sequential(
         nn.Conv2d(1, 1, 3), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
     )
-    order = [layer.kind for layer in examples.plan(_task(lambda: bent), images)]
+    order = [layer.kind for layer, _ in examples.plan(_task(lambda: bent), images).layers]
     assert order[1:3] == [Kind.ACTIVATION, Kind.MAX_POOL]
 
 
@@ -238,7 +238,6 @@ def test_directions_drawn_in_several_groups_give_the_gradient_once(small, monkey
 )
 def test_counted_operations_are_the_floor(monkeypatch, estimator, directions):
     monkeypatch.setattr(examples, "_GROUPED", 0)  # the counter takes groups for more than they are
-    monkeypatch.setattr(directions_of, "TOGETHER", 2)  # one direction at a time
     model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=stream(0, "model"))
     task, source = Task.of(model), stream(1)
     x, y = torch.rand(2, 1, 28, 28, generator=source), torch.tensor([1, 2])

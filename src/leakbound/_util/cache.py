@@ -36,12 +36,12 @@ class RecentCache(Generic[T]):
                 self._held.move_to_end(key)
                 return self._held[key][0]
         # Outside of the lock, which is not reentrant: `make` may ask this cache itself.
-        found = make()
+        result = make()
         with self._lock:
-            self._held[key] = found, size(found) + size(key)
+            self._held[key] = result, size(result) + size(key)
             while len(self._held) > LEAST and sum(b for _, b in self._held.values()) > self._most:
                 self._held.popitem(last=False)
-        return found
+        return result
 
 
 def size(value: object) -> int:

@@ -22,7 +22,11 @@ SLACK = 1.15
 """A candidate covers examples within this factor times the criterion's squared error."""
 
 
-def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array]:
+def codewords(
+    public: ArrayLike,
+    within: float,
+    most: int,
+) -> tuple[Array, Array]:
     """Codewords (M, N), the best first, and the share (M,) of examples that each covers first.
 
     Candidates are the public examples, means of 2 to 12 close ones, and midpoints of close pairs.

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from leakbound._util.text import printable
+
 Module = TypeVar("Module", bound=nn.Module)
 
 INNER = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -97,15 +99,18 @@ def duplicate(module: Module, *, shared: bool = False) -> Module:
     """
     memo: dict[int, Any] = {}
     if shared:
-        memo = {id(own): own for own in (*module.parameters(), *module.buffers())}
-    for own in module.modules():
-        for value in _tensors(vars(own).values()):
+        memo = {
+            id(shared_tensor): shared_tensor
+            for shared_tensor in (*module.parameters(), *module.buffers())
+        }
+    for shared_tensor in module.modules():
+        for value in _tensors(vars(shared_tensor).values()):
             if not value.is_leaf or torch._C._functorch.is_functorch_wrapped_tensor(value):
                 memo[id(value)] = _number(value)
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        said = printable(str(error))[:200]
         raise ValueError(
             f"model cannot be copied ({type(error).__name__}: {said}); keep files, locks and "
             "results of earlier calls out of the module"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,14 @@ class Parts:
 
     def named(self, heading: str) -> dict[str, str]:
         """The entries `name: text` under a heading; several names before one colon share it."""
-        found: dict[str, str] = {}
-        for item in _items(self.sections.get(heading, "")):
-            match = _NAMED.match(item)
+        entries: dict[str, str] = {}
+        # An entry starts without indent, its other lines are indented.
+        for item in re.split(r"\n(?=\S)", self.sections.get(heading, "")):
+            match = _NAMED.match(" ".join(item.split()))
             if match:
                 # Such as "low, high: ...", which describes both.
-                found |= {name.strip(): match[2] for name in match[1].split(",")}
-        return found
+                entries |= {name.strip(): match[2] for name in match[1].split(",")}
+        return entries
 
 
 def parts(documentation: str) -> Parts:
@@ -55,15 +56,15 @@ def parts(documentation: str) -> Parts:
     heading = ""
     blank = False
     for line in rest.split("\n"):
-        found = _HEADING.match(line)
-        if found:
-            heading = found[1]
-            line = found[2]
+        match = _HEADING.match(line)
+        if match:
+            heading = match[1]
+            line = match[2]
         elif blank and line and not line.startswith(" "):
             heading = ""  # text without indent after a blank line is body again
         blank = not line.strip()
         lines.setdefault(heading, []).append(line)
-    texts = {name: dedented(text) for name, text in lines.items()}
+    texts = {name: inspect.cleandoc("\n".join(text)) for name, text in lines.items()}
     return Parts(summary, texts.pop(""), texts)
 
 
@@ -73,29 +74,7 @@ def cleaned(schema: Any) -> Any:
         return [cleaned(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: cleaned(value) for key, value in schema.items()}
-    if isinstance(text := found.get("description"), str):
-        found["description"] = inspect.cleandoc(text)
-    return found
-
-
-def _items(text: str) -> Iterator[str]:
-    """Entries of a section: an entry starts without indent, its other lines are indented."""
-    item: list[str] = []
-    for line in text.split("\n"):
-        if line and not line.startswith(" ") and item:
-            yield " ".join(item)
-            item = []
-        if line.strip():
-            item.append(line.strip())
-    if item:
-        yield " ".join(item)
-
-
-def dedented(lines: str | list[str]) -> str:
-    """Without the indent that all lines but the first have (the first may follow its heading)."""
-    rows = lines.split("\n") if isinstance(lines, str) else lines
-    rest = [row for row in (rows if isinstance(lines, str) else rows[1:]) if row.strip()]
-    width = min((len(row) - len(row.lstrip()) for row in rest), default=0)
-    cut = [row[width:] if not row[:width].strip() else row.strip() for row in rows]
-    return "\n".join(cut).strip("\n")
+    described = {key: cleaned(value) for key, value in schema.items()}
+    if isinstance(text := described.get("description"), str):
+        described["description"] = inspect.cleandoc(text)
+    return described

@@ -105,7 +105,10 @@ def check_regular(path: Path, what: str = "file") -> None:
 
 @contextmanager
 def writing(
-    place: Path, mend: str = "make room, or name another place", *, name: str = "out"
+    place: Path,
+    mend: str = "make room, or name another place",
+    *,
+    name: str = "out",
 ) -> Iterator[None]:
     """Errors of our writes in this block become a ValueError that names the place."""
     try:
@@ -128,19 +131,36 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, is too large, or is no TOML in UTF-8.
     """
-    try:
-        with opened(path) as stream:
-            content = stream.read(MOST_TOML + 1)  # one more byte shows a larger file
-    except OSError as error:
-        raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
-    if len(content) > MOST_TOML:
-        raise ValueError(f"{what} is over {MOST_TOML} bytes; give a smaller file")
+    content = _limited(path, what, MOST_TOML)
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text: {error.reason} at {error.start}") from None
     except (ValueError, RecursionError) as error:  # of arrays nested too deep
         raise ValueError(f"{what} is not valid TOML: {error}") from None
+
+
+def read_json(path: Path, what: str, *, most: int) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes; as `read_toml`."""
+    content = _limited(path, what, most)
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # lists nested thousands deep exhaust the stack
+        raise ValueError(f"{what} is not valid JSON in UTF-8; save it again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} holds a {type(value).__name__}; give one with a JSON object")
+    return value
+
+
+def _limited(path: Path, what: str, most: int) -> bytes:
+    try:
+        with opened(path) as stream:
+            content = stream.read(most + 1)  # one more byte shows a larger file
+    except OSError as error:
+        raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
+    if len(content) > most:
+        raise ValueError(f"{what} is over {most} bytes; give a smaller file")
+    return content
 
 
 def folder(base: Path, *names: str) -> Path:
@@ -157,8 +177,8 @@ def folder(base: Path, *names: str) -> Path:
     for name in names:
         place = place / name
         _make(place)
-        if not stat.S_ISDIR((found := os.lstat(place)).st_mode):
-            raise _refusal(place, found)
+        if not stat.S_ISDIR((status := os.lstat(place)).st_mode):
+            raise _refusal(place, status)
     _remove_parts(place)
     return place
 
@@ -169,7 +189,12 @@ def check(*paths: Path, key: str | None = None) -> None:
         _known(path, key)
 
 
-def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = None) -> None:
+def write(
+    path: Path,
+    content: bytes | Iterable[bytes],
+    *,
+    key: str | None = None,
+) -> None:
     """Write a file in one step; readable by its owner only. It replaces only leakbound's files.
 
     A kill or a loss of power leaves the old file or the new one (of a picture in a run, perhaps
@@ -191,7 +216,11 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
         before = _known(path, key)
     part, descriptor = _new_part(path)
     try:
-        with os.fdopen(descriptor, "wb", buffering=0):  # `_write_all` writes past any buffer
+        with os.fdopen(
+            descriptor,
+            "wb",
+            buffering=0,
+        ):  # `_write_all` writes past any buffer
             for lines in content:
                 _write_all(descriptor, lines)
             # Before it gets its name, which must not stand for an empty file after a loss of power.
@@ -251,7 +280,12 @@ def append(path: Path, record: Mapping[str, Any], key: str) -> None:
 def encode(record: Mapping[str, Any]) -> bytes:
     """One record as one JSON line, in one canonical form."""
     # JSON has no NaN: other readers would reject the whole line.
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        record,
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     return text.encode("ascii") + b"\n"
 
 
@@ -291,10 +325,10 @@ def check_run(place: Path) -> None:
     names = {path.name for path in place.iterdir()} if os.path.lexists(place) else set()
     lock = place / LOCK
     if LOCK in names:
-        found = lock.lstat()
+        status = lock.lstat()
         # Our lock file is empty; a file with content is the user's.
-        if not stat.S_ISREG(found.st_mode) or found.st_size:
-            raise _refusal(lock, None if stat.S_ISREG(found.st_mode) else found)
+        if not stat.S_ISREG(status.st_mode) or status.st_size:
+            raise _refusal(lock, None if stat.S_ISREG(status.st_mode) else status)
     others = sorted(name for name in names - {LOCK} if not _PART.fullmatch(name))
     if others and RUN not in names:
         raise ValueError(
@@ -304,9 +338,9 @@ def check_run(place: Path) -> None:
     check(place / RUN)
 
 
-def _regular(found: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, f"it is {_kind(found)}, not a regular file", str(path))
+def _regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {_kind(status)}, not a regular file", str(path))
 
 
 def _make(place: Path) -> None:
@@ -335,11 +369,11 @@ def _remove_parts(place: Path) -> None:
         if not _PART.fullmatch(part.name):
             continue
         with suppress(OSError):  # gone, or being written: locked, or open on Windows
-            found = part.lstat()
-            if not stat.S_ISREG(found.st_mode):
+            status = part.lstat()
+            if not stat.S_ISREG(status.st_mode):
                 continue
             if not LOCKS:
-                if time.time() - found.st_mtime > _FRESH:
+                if time.time() - status.st_mtime > _FRESH:
                     part.unlink()
                 continue
             descriptor = os.open(part, os.O_RDWR | _DIRECT)
@@ -385,41 +419,46 @@ def _keep_name(path: Path) -> None:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        found = os.lstat(path)
-        same = stat.S_ISREG(found.st_mode) and found.st_size == len(content)
+        status = os.lstat(path)
+        same = stat.S_ISREG(status.st_mode) and status.st_size == len(content)
         return same and read(path) == content
     except OSError:
         return False
 
 
-def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_result | None:
+def _known(
+    path: Path,
+    key: str | None,
+    *,
+    named: bool = False,
+) -> os.stat_result | None:
     """Leakbound's file at the path; if `named` by its content's digest, also a damaged copy."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):
-        raise _refusal(path, found)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(path, status)
     with opened(path) as stream:
         # The path may name another file since `lstat`.
-        same = os.path.samestat(found, os.fstat(stream.fileno()))
+        same = os.path.samestat(status, os.fstat(stream.fileno()))
         ours = named or (_is_sealed(stream) if key is None else _is_journal(stream, key))
         if not same or not ours:
             raise _refusal(path)
-    return found
+    return status
 
 
-def _refusal(path: Path, found: os.stat_result | None = None) -> ValueError:
+def _refusal(path: Path, status: os.stat_result | None = None) -> ValueError:
     what = "a file that leakbound did not write, or that was changed since"
-    if found is not None:
-        what = _kind(found)
+    if status is not None:
+        what = _kind(status)
     return ValueError(
         f"{str(path)!r} is {what}; it stays unchanged: move it away, or name another place"
     )
 
 
-def _kind(found: os.stat_result) -> str:
-    return _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+def _kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
 
 
 def _sealed(path: Path, content: bytes) -> bytes:

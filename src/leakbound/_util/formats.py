@@ -43,14 +43,35 @@ def format_upper(value: float | None, digits: int = 3) -> str:
         >>> format_upper(0.00100449), format_upper(2.51e-20), format_upper(None)
         ('0.00101', '<1e-9', '–')
     """
-    return UNKNOWN if value is None else format_number(rounded(value, digits, up=True), digits)
+    return (
+        UNKNOWN
+        if value is None
+        else format_number(
+            rounded(
+                value,
+                digits,
+                up=True,
+            ),
+            digits,
+        )
+    )
 
 
-def format_lower(value: float | None, digits: int = 3) -> str:
-    """A lower bound as text, with so many significant digits."""
+def format_lower(value: float | None) -> str:
+    """A lower bound as text, with three significant digits."""
     if value is None:
         return UNKNOWN
-    return BELOW if 0 < value < FAINT else format_number(rounded(value, digits, up=False), digits)
+    return (
+        BELOW
+        if 0 < value < FAINT
+        else format_number(
+            rounded(
+                value,
+                3,
+                up=False,
+            )
+        )
+    )
 
 
 def format_upper_log(log: float) -> str:
@@ -77,7 +98,12 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return BELOW if 0 < value < FAINT else f"{value:.{digits}g}"
 
 
-def format_fixed(value: float | None, digits: int = 1, *, up: bool | None = None) -> str:
+def format_fixed(
+    value: float | None,
+    digits: int = 1,
+    *,
+    up: bool | None = None,
+) -> str:
     """A number with so many digits after the point; as a bound, rounded up or down.
 
     Example:
@@ -93,7 +119,12 @@ def format_fixed(value: float | None, digits: int = 1, *, up: bool | None = None
     return f"{exact + 0:f}"  # adding 0 turns a negative zero into zero
 
 
-def format_percent(share: float | None, digits: int = 2, *, up: bool | None = None) -> str:
+def format_percent(
+    share: float | None,
+    digits: int = 2,
+    *,
+    up: bool | None = None,
+) -> str:
     """A share from 0 to 1 in percent; as the end of an interval, rounded up or down.
 
     0% and 100% are exact: no other share is rounded to the nearest of them.
@@ -153,4 +184,8 @@ def _hundredfold(share: float) -> float:
 
 def _to_place(exact: Decimal, place: int, how: str) -> Decimal:
     """A number rounded to a multiple of 10 ** place."""
-    return exact.quantize(Decimal(1).scaleb(place), rounding=how, context=_EVERY_DIGIT)
+    return exact.quantize(
+        Decimal(1).scaleb(place),
+        rounding=how,
+        context=_EVERY_DIGIT,
+    )

@@ -20,5 +20,5 @@ def free_bytes(source: Path = Path("/proc/meminfo")) -> int | None:
         lines = source.read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return next((1024 * int(number) for number in found), None)
+    numbers = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((1024 * int(number) for number in numbers), None)

@@ -13,8 +13,10 @@ Rule = TypeVar("Rule", bound=torch.optim.Optimizer)
 def _light(rule: type[Rule]) -> type[Rule]:
     """The optimizer; its methods are those below the decorators that import `torch._dynamo`."""
     names = ("add_param_group", "zero_grad")
-    own = {name: inspect.unwrap(getattr(rule, name)) for name in names}
-    return type(rule.__name__, (rule,), {**own, "step": torch.no_grad()(inspect.unwrap(rule.step))})
+    methods = {name: inspect.unwrap(getattr(rule, name)) for name in names}
+    return type(
+        rule.__name__, (rule,), {**methods, "step": torch.no_grad()(inspect.unwrap(rule.step))}
+    )
 
 
 Adam = _light(torch.optim.Adam)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from leakbound._util.formats import format_number
+from leakbound._util.text import printable
 
 MOST = 16
 """Maximum number of pictures shown; the others are counted."""
@@ -30,8 +31,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 def text(value: object) -> str:
     """Anything as escaped text of bounded length, without control characters."""
-    line = " ".join(str(value)[: 4 * LONGEST].split())  # cut first: a huge text costs no more
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    line = printable(str(value)[: 4 * LONGEST])  # cut first: a huge text costs no more
     return html.escape(line if len(line) <= LONGEST else line[:LONGEST] + " ...")
 
 
@@ -126,7 +126,10 @@ def _limits(
 ) -> tuple[tuple[float, float], str]:
     if input_range is not None and input_range[0] < input_range[1]:
         return input_range, ""
-    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
+    if not finite.numel():
+        return (0.0, 1.0), ""
+    low = float(finite.min())
+    high = float(finite.max())
     if low >= 0 and high <= 1:
         return (0.0, 1.0), ""
     if low == high:
@@ -144,7 +147,12 @@ def _png(level: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def _figure(content: bytes, name: str, size: Sequence[int], caption: str) -> str:
+def _figure(
+    content: bytes,
+    name: str,
+    size: Sequence[int],
+    caption: str,
+) -> str:
     grown = max(1, round(72 / max(size)))
     style = f"image-rendering:pixelated;width:{size[1] * grown}px;height:{size[0] * grown}px"
     wide = "min-width:124px;" if caption else ""

@@ -46,8 +46,8 @@ def as_written() -> Iterator[None]:
     with _LOCK:  # the first thread to enter sets them, the last one to leave restores them
         before = _INSIDE[0] if _INSIDE else {name: getattr(checkpoints, name) for name in _NAMES}
         _INSIDE.append(before)
-        for name, own in zip(_NAMES, (_kept, _Direct), strict=True):
-            setattr(checkpoints, name, own)
+        for name, direct in zip(_NAMES, (_kept, _Direct), strict=True):
+            setattr(checkpoints, name, direct)
     compiler = "torch._dynamo" in sys.modules  # its import takes a second
     eager: Any = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
     try:

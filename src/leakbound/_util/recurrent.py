@@ -16,7 +16,12 @@ from torch.nn.utils.rnn import PackedSequence
 State = tuple[Tensor, ...]
 
 
-def _step(kind: str, x: Tensor, hidden: Tensor, state: State) -> State:
+def _step(
+    kind: str,
+    x: Tensor,
+    hidden: Tensor,
+    state: State,
+) -> State:
     """The next state from both linear maps (B, G): of the input and of the hidden state."""
     if kind == "GRU":
         (reset, update, new) = x.chunk(3, -1)
@@ -44,25 +49,31 @@ class _StepByStep(nn.RNNBase):
         swap = self.batch_first and not alone
         x = input.unsqueeze(1) if alone else input
         x = x.transpose(0, 1) if swap else x
-        given = hx if isinstance(hx, tuple) else (hx,) * (hx is not None)
-        starts = [own.unsqueeze(1) if alone else own for own in given]
+        states = hx if isinstance(hx, tuple) else (hx,) * (hx is not None)
+        starts = [state.unsqueeze(1) if alone else state for state in states]
         ends = list[State]()
         sides = 2 if self.bidirectional else 1
         for layer in range(self.num_layers):
             parts = []
             for side in range(sides):
-                begin = tuple(own[layer * sides + side] for own in starts)
+                begin = tuple(state[layer * sides + side] for state in starts)
                 outputs, end = self._scan(x, f"_l{layer}" + "_reverse" * side, begin, bool(side))
                 parts.append(outputs)
                 ends.append(end)
             x = torch.cat(parts, -1) if sides > 1 else parts[0]
-        last = [torch.stack(own) for own in zip(*ends, strict=True)]
-        last = [own.squeeze(1) for own in last] if alone else last
+        last = [torch.stack(state) for state in zip(*ends, strict=True)]
+        last = [state.squeeze(1) for state in last] if alone else last
         output = x.transpose(0, 1) if swap else x
         output = output.squeeze(1) if alone else output
         return output, last[0] if len(last) == 1 else tuple(last)
 
-    def _scan(self, x: Tensor, name: str, state: State, back: bool) -> tuple[Tensor, State]:
+    def _scan(
+        self,
+        x: Tensor,
+        name: str,
+        state: State,
+        back: bool,
+    ) -> tuple[Tensor, State]:
         """Outputs (T, B, H) of one layer in one direction, and its last state."""
 
         def weight(part: str) -> Tensor | None:
@@ -77,8 +88,8 @@ class _StepByStep(nn.RNNBase):
             sizes = [inner.shape[1], self.hidden_size][: 1 + (self.mode == "LSTM")]
             state = tuple(x.new_zeros(x.shape[1], size) for size in sizes)
         outputs: list[Tensor] = []
-        for own in entering.flip(0) if back else entering:
-            state = _step(self.mode, own, linear(state[0], inner, weight("bias_hh")), state)
+        for entry in entering.flip(0) if back else entering:
+            state = _step(self.mode, entry, linear(state[0], inner, weight("bias_hh")), state)
             if short is not None:
                 state = (linear(state[0], short), *state[1:])
             outputs.append(state[0])

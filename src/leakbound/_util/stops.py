@@ -75,7 +75,11 @@ def reraise(error: BaseException) -> None:
 
 
 @contextmanager
-def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[None]:
+def noted(
+    end: Callable[[int], None],
+    *,
+    until_exit: bool = False,
+) -> Iterator[None]:
     """Note the stops that come inside the block. They raise `KeyboardInterrupt` or `Terminated`.
 
     Nothing changes outside of the main thread, and for a stop that already has another handler.
@@ -89,7 +93,7 @@ def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[N
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number, own in DEFAULTS.items() if signal.getsignal(number) is own]
+    ours = [number for number, handler in DEFAULTS.items() if signal.getsignal(number) is handler]
     _noted = None
     for number in ours:
         signal.signal(number, _raise)
@@ -97,7 +101,11 @@ def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[N
     # The handler of a signal must never wait.
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    watch = threading.Thread(target=_watch, args=(reader, ours, end), daemon=True)
+    watch = threading.Thread(
+        target=_watch,
+        args=(reader, ours, end),
+        daemon=True,
+    )
     watch.start()
     try:
         yield
@@ -124,7 +132,11 @@ def _exception(number: int) -> KeyboardInterrupt:
     return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
 
 
-def _watch(reader: socket.socket, ours: list[int], end: Callable[[int], None]) -> None:
+def _watch(
+    reader: socket.socket,
+    ours: list[int],
+    end: Callable[[int], None],
+) -> None:
     """Wait for a stop, then for the end of the block, which closes the other side."""
     global _noted
     deadline: float | None = None

@@ -20,7 +20,12 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def digest(value: Any) -> str:
     """Sixteen hex digits that name a JSON value."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=True,
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -56,7 +61,7 @@ def markdown(text: str) -> str:
 
     What could is an entity; a "_" or ":" only where it means something.
     """
-    return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", printable(text))
+    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0])};", printable(text))
 
 
 def toml(value: Any, depth: int = 0) -> str:

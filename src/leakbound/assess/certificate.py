@@ -133,7 +133,12 @@ def certificate(
     return Proof(f"this is the input as the model gets it, up to rounding: {shown}")
 
 
-def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> bool:
+def _unknown(
+    seen: Observation,
+    name: str,
+    weight: Tensor,
+    image: Tensor,
+) -> bool:
     """Whether some value may have been withheld, or no valid example is the image."""
     held = seen.task.tensors()[f"{name}.weight" if name else "weight"]
     domain = seen.task.domain
@@ -146,7 +151,10 @@ def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> boo
     return bool(((weight == 0).all(0) & (held == 0).all(0)).any())
 
 
-def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor | None]:
+def _of_outputs(
+    seen: Observation,
+    image: Tensor,
+) -> tuple[float | None, Tensor | None]:
     """The share of the update that the best weighted sum of the outputs' derivatives at the image
     gives, None if it leaves more than rounding of some tensor; and the sum.
     """
@@ -161,19 +169,35 @@ def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor 
             return None, None
         if len(outputs) * len(flat) > ENTRIES:
             return None, None
-        each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
+        each = [
+            torch.autograd.grad(
+                o,
+                flat,
+                retain_graph=True,
+            )[0]
+            for o in outputs.unbind()
+        ]
     slopes = torch.stack(each)
     # Derivatives of outputs may depend on each other, as those of a log-softmax do.
     found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
     off = row - found @ slopes
     most = FLOOR * float(row.norm())
-    pairs = zip(task.unflatten(off).values(), task.unflatten(row).values(), strict=True)
+    pairs = zip(
+        task.unflatten(off).values(),
+        task.unflatten(row).values(),
+        strict=True,
+    )
     if any(float(a.norm()) > EXACT * float(b.norm()) + most for a, b in pairs):
         return None, found
     return 1 - float(off.square().sum() / row.square().sum()), found
 
 
-def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) -> bool:
+def _apart(
+    seen: Observation,
+    name: str,
+    image: Tensor,
+    slope: Tensor | None,
+) -> bool:
     """Whether no other input's gradient in the layer is a multiple of the image's, even if the loss
     has the same derivative `slope` in the outputs: tried with valid inputs and shuffled images.
     """
@@ -182,7 +206,11 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
         return False
     source = stream(0, "captured", "probes")
     (low, high) = seen.task.input_range
-    drawn = low + (high - low) * uniform((PROBES, *seen.input_shape), source, like=image)
+    drawn = low + (high - low) * uniform(
+        (PROBES, *seen.input_shape),
+        source,
+        like=image,
+    )
     if seen.task.domain is not None:
         drawn = seen.task.domain.start(PROBES, source).to(image)
     flat = image.flatten()

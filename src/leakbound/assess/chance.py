@@ -68,7 +68,12 @@ def comparable(labels: Tensor, others: Tensor) -> Tensor:
     return torch.isin(decoys, victims)
 
 
-def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch | None) -> Chance:
+def chance(
+    criterion: Criterion,
+    truth: Batch,
+    candidates: Tensor,
+    decoys: Batch | None,
+) -> Chance:
     """A permutation test of candidates (N, *S) for the examples of `truth` (B, *S).
 
     If the candidates do not depend on the victims, given public data and the labels, the victims
@@ -90,13 +95,21 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
     if decoys is None:
-        return Chance(p_value=None, decoys=0, level=LEVEL)
+        return Chance(
+            p_value=None,
+            decoys=0,
+            level=LEVEL,
+        )
     victims = _labels(truth)
     others = _labels(decoys)
     # Labels are kept: a decoy of another class is farther away, and would make any match look good.
     kept = comparable(victims, others).nonzero()[:MOST, 0]
     if len(kept) < FEWEST:
-        return Chance(p_value=None, decoys=len(kept), level=LEVEL)
+        return Chance(
+            p_value=None,
+            decoys=len(kept),
+            level=LEVEL,
+        )
     size = truth.size
     inputs = torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[kept]])
     distance = criterion.domain.distances(inputs, candidates).numpy()
@@ -105,13 +118,21 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
         # A tie counts as equally good, which can only raise the p-value.
         as_good = int((nearest[1:] <= nearest[0]).sum())
         p_value = (1 + as_good) / (1 + len(kept))
-        return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
+        return Chance(
+            p_value=p_value,
+            decoys=len(kept),
+            level=LEVEL,
+        )
     cost = criterion.domain.costs(inputs, candidates).numpy()
     group = _strata(torch.cat([victims, others[kept]]))
     as_good, drawn = _as_good(distance, cost, criterion.within, group, size)
     # The p-value of Besag and Clifford if drawing stopped early, otherwise the usual one.
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
-    return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
+    return Chance(
+        p_value=p_value,
+        decoys=len(kept),
+        level=LEVEL,
+    )
 
 
 def _as_good(
@@ -154,7 +175,12 @@ def _as_good(
     return as_good, drawn
 
 
-def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -> NDArray[np.int64]:
+def _subsets(
+    members: Tensor,
+    count: int,
+    block: int,
+    source: torch.Generator,
+) -> NDArray[np.int64]:
     """(block, count) uniformly random subsets of the members."""
     if count == 1:
         # A single index needs no sort of random keys.
@@ -166,7 +192,11 @@ def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -
 
 
 def unlike_any_guess(
-    domain: Domain, distances: Tensor, guessed: Tensor, inputs: Tensor, public: Tensor | None
+    domain: Domain,
+    distances: Tensor,
+    guessed: Tensor,
+    inputs: Tensor,
+    public: Tensor | None,
 ) -> Tensor:
     """(B,) whether a match is far closer than any fixed guess is to any example.
 

@@ -32,7 +32,12 @@ class Criterion:
         check.non_negative(within=self.within)
 
     @staticmethod
-    def of(domain: Domain, *, psnr: float = 20.0, share: float = 0.9) -> Criterion:
+    def of(
+        domain: Domain,
+        *,
+        psnr: float = 20.0,
+        share: float = 0.9,
+    ) -> Criterion:
         """The criterion of that domain: a PSNR in dB, or a `share` of right columns or tokens.
 
         Of a series, `psnr` is 20 log10 of scale over error on its worst channel.
@@ -67,14 +72,26 @@ class Criterion:
             of=self.domain.parts,
         )
 
-    def met(self, truth: Tensor, guess: Tensor, baseline: Tensor) -> tuple[bool, ...]:
+    def met(
+        self,
+        truth: Tensor,
+        guess: Tensor,
+        baseline: Tensor,
+    ) -> tuple[bool, ...]:
         """(N,) by paired example: it is reconstructed, and better than by the baseline.
 
         If the baseline reconstructs it equally well, the update is not the cause.
         """
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()
-        return tuple(a <= self.within and a < b for a, b in zip(own, other, strict=True))
+        return tuple(
+            a <= self.within and a < b
+            for a, b in zip(
+                own,
+                other,
+                strict=True,
+            )
+        )
 
 
 def distance_of(domain: Domain) -> Distance:

@@ -60,7 +60,12 @@ def zero_values(observation: Observation) -> Fact | None:
     shape = observation.input_shape
     indices = [np.unravel_index(place, shape) for place in places]  # PyTorch's imports sympy
     items = tuple(", ".join(str(int(part)) for part in index) for index in indices)
-    return Fact(kind="zero values", items=items, count=count, assumes=ZEROS)
+    return Fact(
+        kind="zero values",
+        items=items,
+        count=count,
+        assumes=ZEROS,
+    )
 
 
 def facts_of(
@@ -77,7 +82,9 @@ def facts_of(
 
 
 def together(
-    facts: Iterable[Fact], domain: Domain | None = None, public: Batch | None = None
+    facts: Iterable[Fact],
+    domain: Domain | None = None,
+    public: Batch | None = None,
 ) -> tuple[Fact, ...]:
     """Each fact once, those that matter most first.
 

@@ -62,10 +62,17 @@ def header(
 def attack_info(attack: Attack, name: str | None = None) -> AttackInfo:
     """An attack by its name in the registry, or by that of its class."""
     name = name or type(attack).__name__
-    return AttackInfo(name=name, settings=repr(attack), hash=settings_hash(attack))
+    return AttackInfo(
+        name=name,
+        settings=repr(attack),
+        hash=settings_hash(attack),
+    )
 
 
-def defense_info(defense: Chain, links: Sequence[Spec] | None = None) -> DefenseInfo:
+def defense_info(
+    defense: Chain,
+    links: Sequence[Spec] | None = None,
+) -> DefenseInfo:
     """A defense by the names and settings of its links; by default those of their classes."""
     links = links_of(defense) if links is None else links
     return DefenseInfo(
@@ -107,7 +114,12 @@ def defense_parameters(links: Sequence[Spec]) -> dict[str, Any]:
 def model_info(name: str, task: Task) -> ModelInfo:
     """A model in memory."""
     size = len(task.parameters)
-    return ModelInfo(name=name, parameters={}, size=size, loss=named(task.loss).name)
+    return ModelInfo(
+        name=name,
+        parameters={},
+        size=size,
+        loss=named(task.loss).name,
+    )
 
 
 def threat_info(threat: ThreatModel) -> Threat:

@@ -27,6 +27,10 @@ from leakbound.core import Batch, Observation, Reconstruction, Server
 from leakbound.metrics import Metric
 from leakbound.randomness import stream
 
+CONTRADICTED = (
+    "a certificate says that the reconstruction is the input, but the truth says it is not: one is "
+    "wrong (is this truth the batch behind the update, as fed to the model?)"
+)
 OWN_TRAINING = frozenset({"batch size", "local steps"})
 """What is certain of a training that was run or measured here."""
 
@@ -91,7 +95,10 @@ class Contradiction(RuntimeError):
     """A proof says that the reconstruction is the input, and the given truth differs."""
 
 
-def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[str, bytes]]:
+def judge(
+    evidence: Evidence,
+    settings: RiskSettings,
+) -> tuple[Assessment, dict[str, bytes]]:
     """The record with its results and verdict, and the pictures that it names.
 
     Draws for the bounds are named by the record's seed, so every caller gets the same numbers.
@@ -145,7 +152,7 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
     leaks = None
     if settings.pictures and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(release, settings.error_bound)
-    parts = shown(
+    fields, files = shown(
         domain,
         None if measured is None else measured.paired.truth.inputs,
         reconstruction.inputs if measured is None else measured.paired.inputs,
@@ -154,15 +161,29 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
         baseline=None if measured is None else measured.guess,
         agreement=reconstruction.agreement if measured is None else measured.agreement,
     )
-    values = parts.fields.pop("values", None)
+    values = fields.pop("values", None)
     if record.capture is not None:  # where there may be no truth beside which they could stand
         record = replace(record, capture=replace(record.capture, values=values))
     return replace(
         record,
         problem=reconstruction.problem,
         objective=objective_of(reconstruction),
-        **parts.fields,
-    ), parts.files
+        **fields,
+    ), files
+
+
+def judge_given(
+    evidence: Evidence, settings: RiskSettings
+) -> tuple[Assessment, dict[str, bytes], str | None]:
+    """As `judge`, with a truth that a person gave, and a warning.
+
+    If a proof contradicts the truth, the update still proves somebody's input: it is judged without
+    the truth, and the third value says so.
+    """
+    try:
+        return *judge(evidence, settings), None
+    except Contradiction as error:
+        return *judge(dataclasses.replace(evidence, truth=None), settings), str(error)
 
 
 def _proof(evidence: Evidence) -> Proof:
@@ -193,10 +214,7 @@ def _confirmed(proof: Proof, measured: Measured, release: Released) -> Proof:
     if proof.certificate is None or bool((distance <= criterion.within).any()):
         return proof
     if not bool((distance <= OUTSIDE * (high - low)).any()):
-        raise Contradiction(
-            "a certificate says that the reconstruction is the input, but the truth says it is "
-            "not: one is wrong (is this truth the batch behind the update, as fed to the model?)"
-        )
+        raise Contradiction(CONTRADICTED)
     return Proof()  # a proof holds up to rounding, which a threshold of many decibels excludes
 
 

@@ -80,7 +80,11 @@ class ErrorBoundSpec:
                 "kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior"
             )
         check.one_of(["gaussian", "isotropic", "flat"], prior=self.prior)
-        check.count(components=self.components, images=self.images, directions=self.directions)
+        check.count(
+            components=self.components,
+            images=self.images,
+            directions=self.directions,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,13 @@ class Limits:
 
 
 def of_release(
-    released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
+    released: Released,
+    error: ErrorBoundSpec,
+    risk: RiskSpec,
+    source: torch.Generator,
 ) -> Limits:
     """All available bounds for a release, and the attained success."""
-    found: list[Bound] = []
+    bounds: list[Bound] = []
     notes: list[str] = []
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
@@ -117,13 +124,18 @@ def of_release(
             bound = make()
         except NotApplicable as missing:
             notes.append(" ".join(missing.reason.split()))
-        else:
-            found += [] if bound is None else [bound]
+            continue
+        if bound is not None:
+            bounds.append(bound)
     note = "; ".join(dict.fromkeys(notes)) or None
-    return Limits(tuple(found), note, attained(released, risk))
+    return Limits(tuple(bounds), note, attained(released, risk))
 
 
-def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
+def error_bound(
+    released: Released,
+    spec: ErrorBoundSpec,
+    source: torch.Generator,
+) -> Bound | None:
     """The requested lower bound on every attacker's mean squared error.
 
     The prior is one Gaussian per class, and labels count as known, since an update often reveals
@@ -159,26 +171,26 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
         except NotApplicable as error:
             return error.reason
 
-    found = released.cached("error bound", (tuple(labels.tolist()), spec), make)
-    if isinstance(found, str):
-        raise NotApplicable(found)
+    bound = released.cached("error bound", (tuple(labels.tolist()), spec), make)
+    if isinstance(bound, str):
+        raise NotApplicable(bound)
     criterion = released.criterion
     (low, high) = released.task.input_range
     return Bound(
-        name=found.name,
-        value=nine(found.value, up=False),
-        psnr=short(psnr_of_mse(found.value, high - low)),
-        prior=found.prior,
-        covers=found.covers,
-        rests_on_prior=found.rests_on_prior,
+        name=bound.name,
+        value=nine(bound.value, up=False),
+        psnr=short(psnr_of_mse(bound.value, high - low)),
+        prior=bound.prior,
+        covers=bound.covers,
+        rests_on_prior=bound.rests_on_prior,
         excludes_threshold=False,
-        on_average=found.covers == "all"
-        and found.value > criterion.error
+        on_average=bound.covers == "all"
+        and bound.value > criterion.error
         and released.examples == 1,
-        equation=found.equation,
-        assumptions=tuple(found.assumptions),
-        standard_error=short(found.standard_error),
-        confidence=found.confidence,
+        equation=bound.equation,
+        assumptions=tuple(bound.assumptions),
+        standard_error=short(bound.standard_error),
+        confidence=bound.confidence,
     )
 
 
@@ -209,16 +221,20 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
-def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec) -> Bound | None:
+def sample_error_bound(
+    released: Released,
+    error: ErrorBoundSpec,
+    risk: RiskSpec,
+) -> Bound | None:
     """A lower bound on every attacker's mean squared error from public examples, without a model.
 
     None if the release is not private or no such bound is requested.
     """
-    found = None if error.kind == "none" else private_noise(released, risk)
-    if found is None or released.public is None or released.public.size < 2:
+    private = None if error.kind == "none" else private_noise(released, risk)
+    if private is None or released.public is None or released.public.size < 2:
         return None
     refuse_other_distances(released)
-    noise, scope, _ = found
+    noise, scope, _ = private
     sample = known_sample(released)
     (low, high) = released.task.input_range
     levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
@@ -251,7 +267,10 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
 
 
 def _error_bound(
-    released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
+    released: Released,
+    spec: ErrorBoundSpec,
+    labels: Tensor,
+    source: torch.Generator,
 ) -> ErrorBound:
     channel = _channel(released)
     by_class = _by_class(spec, released)
@@ -266,20 +285,35 @@ def _error_bound(
     if spec.kind == "weiss_weinstein":
         return _without_smoothness(channel, prior, drawn, basis)
     traces = [
-        fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
+        fisher_trace(
+            channel,
+            b,
+            source,
+            directions=spec.directions,
+            basis=basis,
+        )
+        for b in drawn
     ]
     return _explained(trace_bound_from_samples(traces, prior), channel, drawn[0])
 
 
 def _without_smoothness(
-    channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
+    channel: Channel,
+    prior: Prior,
+    drawn: list[Batch],
+    basis: Tensor | None,
 ) -> ErrorBound:
     """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least."""
     pilot = drawn[:PILOT]
     rest = drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
     directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
-    steps = default_steps(prior, STEPS, directions=directions, information=known)
+    steps = default_steps(
+        prior,
+        STEPS,
+        directions=directions,
+        information=known,
+    )
     frame = torch.as_tensor(directions)
     frame = frame if basis is None else basis @ frame
     return weiss_weinstein_bound(
@@ -287,12 +321,16 @@ def _without_smoothness(
     )
 
 
-def _explained(estimate: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
+def _explained(
+    estimate: ErrorBound,
+    channel: Channel,
+    batch: Batch,
+) -> ErrorBound:
     """The estimate, with the other conditions that its theorem lacks: smoothness, public noise."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
-    found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
-    if found:
-        words = f"what is sent is not known to be smooth in the inputs ({', '.join(found)})"
+    parts = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
+    if parts:
+        words = f"what is sent is not known to be smooth in the inputs ({', '.join(parts)})"
     elif channel.law.private:
         words = "the noise of private data is taken along one draw of the defense's directions"
     else:
@@ -333,12 +371,11 @@ def _basis(prior: Prior) -> Tensor | None:
 
 def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The prior's variance of every value, (m,)."""
+    basis = prior.basis
     if prior.information.ndim == 1:
-        own = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
-        if prior.basis is None:
-            return np.asarray(own)
-        return np.asarray(prior.basis**2 @ own)
+        variance = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
+        return np.asarray(variance if basis is None else basis**2 @ variance)
     covariance = np.linalg.inv(prior.matrix)
-    if prior.basis is None:
+    if basis is None:
         return np.asarray(np.diagonal(covariance))
-    return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
+    return np.asarray(np.einsum("ij,jk,ik->i", basis, covariance, basis))

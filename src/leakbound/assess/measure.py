@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -75,7 +75,12 @@ def measure(
     low, high = domain.input_range
     found: dict[str, Any] = {}
     if domain.distance_is_rmse and not quick:
-        found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
+        found = metrics.evaluate(
+            paired,
+            data_range=high - low,
+            distractors=distractors,
+            more=more,
+        )
     found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
     # Paired in the same way as the answer, so that neither has an advantage.
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
@@ -85,7 +90,14 @@ def measure(
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
-            met = tuple(one and own for one, own in zip(met, close, strict=True))
+            met = tuple(
+                one and own
+                for one, own in zip(
+                    met,
+                    close,
+                    strict=True,
+                )
+            )
             test = msgspec.structs.replace(test, closer=any(met))
         elif not test.excluded:
             met = (False,) * truth.size
@@ -101,7 +113,11 @@ def measure(
 
 
 def _unlike_any_guess(
-    domain: Domain, paired: Paired, baseline: Tensor, public: Batch | None, decoys: Batch | None
+    domain: Domain,
+    paired: Paired,
+    baseline: Tensor,
+    public: Batch | None,
+    decoys: Batch | None,
 ) -> list[bool]:
     """For each example, whether its match is closer than a fixed guess comes to any example."""
     inputs = paired.truth.inputs
@@ -143,7 +159,12 @@ def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
     return torch.stack(every)[apart.argmin(0), torch.arange(shape[0])]
 
 
-def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> list[Tensor]:
+def _by_label(
+    domain: Domain,
+    blind: Tensor,
+    labels: Tensor,
+    public: Batch,
+) -> list[Tensor]:
     """The best guesses (B, *S) from public examples with these labels: equal ones, and if they are
     numbers the closest, alone and with NEAR others.
     """
@@ -163,14 +184,6 @@ def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> l
     return own
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a record shows of examples: fields of an `Assessment`, and files by name."""
-
-    fields: dict[str, Any]
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
 def shown(
     domain: Domain,
     truth: Tensor | None,
@@ -180,43 +193,46 @@ def shown(
     leaks: Tensor | None = None,
     baseline: Tensor | None = None,
     agreement: Tensor | None = None,
-) -> Shown:
-    """Pictures or columns, depending on the domain; without `images` only matches by column.
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a record shows of examples: fields of an `Assessment`, and files by name.
 
+    Pictures or columns, depending on the domain; without `images` only matches by column.
     `guess` is in the order of the truth, as is `agreement` (N, m); `leaks` is a leak map in [0, 1].
     """
-    own = domain.fields(truth, guess, baseline)
-    columns = [*(own.columns or ())]
+    parts = domain.fields(truth, guess, baseline)
+
+    def agreed(part: Any, shares: list[float]) -> Any:
+        return msgspec.structs.replace(part, agreement=tuple(short(v) or 0.0 for v in shares))
+
+    columns = parts.columns or ()
     if agreement is not None and columns:
-        shares = agreement.T.tolist()
-        columns = [
-            msgspec.structs.replace(column, agreement=tuple(short(v) or 0.0 for v in own))
-            for column, own in zip(columns, shares, strict=True)
-        ]
+        columns = tuple(map(agreed, columns, agreement.T.tolist()))
     if not images:
-        columns = [
-            msgspec.structs.replace(column, truth=(), reconstruction=()) for column in columns
-        ]
-    fields: dict[str, Any] = {"columns": tuple(columns)} if columns else {}
-    if not images:
-        return Shown(fields)
-    if own.sequences is not None:
-        fields["sequences"] = own.sequences
-        if agreement is not None:
-            fields["sequences"] = tuple(
-                msgspec.structs.replace(one, agreement=tuple(short(v) or 0.0 for v in row))
-                for one, row in zip(own.sequences, agreement.tolist(), strict=False)
+        columns = tuple(
+            msgspec.structs.replace(
+                column,
+                truth=(),
+                reconstruction=(),
             )
+            for column in columns
+        )
+    fields: dict[str, Any] = {"columns": columns} if columns else {}
+    if not images:
+        return fields, {}
+    if parts.sequences is not None:
+        fields["sequences"] = parts.sequences
+        if agreement is not None:
+            fields["sequences"] = tuple(map(agreed, parts.sequences, agreement.tolist()))
     files = {}
     named = {}
-    strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
+    strips = [(name, part, domain.input_range) for name, part in (parts.pictures or {}).items()]
     if leaks is not None and strips:
         strips.append(("leak_map", leaks, (0.0, 1.0)))
     for name, part, span in strips:
         file, content = strip(part, span)
         files[file] = content
         named[name] = file
-    return Shown({**fields, "pictures": named, "values": own.values}, files)
+    return {**fields, "pictures": named, "values": parts.values}, files
 
 
 def objective_of(answer: Reconstruction) -> ObjectiveValues:
@@ -225,7 +241,10 @@ def objective_of(answer: Reconstruction) -> ObjectiveValues:
 
 
 def release_of(
-    update: Update, utility: dict[str, float | None], *, noise_share: float | None = None
+    update: Update,
+    utility: dict[str, float | None],
+    *,
+    noise_share: float | None = None,
 ) -> ReleaseInfo:
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return ReleaseInfo(
@@ -238,7 +257,11 @@ def release_of(
     )
 
 
-def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, float | None]:
+def utility_of(
+    update: Update,
+    truth: Batch,
+    seen: Observation,
+) -> dict[str, float | None]:
     """First-order utility kept, and the equal noise of the same second-order cost (paper A).
 
     Both are shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise
@@ -262,7 +285,10 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
     return {"first_order": short(share), "second_order": 0.0}
 
 
-def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]:
+def strip(
+    images: Tensor,
+    input_range: tuple[float, float],
+) -> tuple[str, bytes]:
     """The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
 
     One channel becomes gray, three become RGB; of other numbers only the first is shown.
@@ -275,7 +301,12 @@ def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]
     if pixels.shape[1] != 3:
         pixels = pixels[:, :1]
     count, channels, height, width = pixels.shape
-    canvas = torch.ones(channels, height, count * width + (count - 1) * GAP, dtype=torch.float64)
+    canvas = torch.ones(
+        channels,
+        height,
+        count * width + (count - 1) * GAP,
+        dtype=torch.float64,
+    )
     for i, image in enumerate(pixels):
         canvas[:, :, i * (width + GAP) : i * (width + GAP) + width] = image
     array = (canvas * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()

@@ -72,17 +72,14 @@ def words(released: Released, people: int = 1) -> tuple[str, ...]:
     if released.examples < 2:
         return ()
     said = "one example" if people == 1 else f"up to {people} examples"
-    return (f"each person has {said} in the update, as declared", *_of_near(released, people))
-
-
-def _of_near(released: Released, people: int) -> tuple[str, ...]:
-    if released.batch is None or not released.truth_known:
-        return (NOT_LOOKED,)
     most = _near(released)
-    if most == 1:
-        return ("none of the examples in this update is near another one (it was looked at)",)
-    return (
-        f"up to {most} of the examples in this update are near one of them and count as one unit: "
-        f"the noise of one is divided by {most}"
-        + (f", and by {people} for a person" if people > 1 else ""),
-    )
+    near = "none of the examples in this update is near another one (it was looked at)"
+    if released.batch is None or not released.truth_known:
+        near = NOT_LOOKED
+    elif most > 1:
+        near = (
+            f"up to {most} of the examples in this update are near one of them and count as one "
+            f"unit: the noise of one is divided by {most}"
+        )
+        near += f", and by {people} for a person" if people > 1 else ""
+    return f"each person has {said} in the update, as declared", near

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,17 +105,17 @@ def _doubts(released: Released, limit: float) -> list[str]:
     One test compares the samples by nearest neighbors; the other counts how many examples of the
     update one of them matches.
     """
-    found = []
+    doubts = []
     if doubted(released):
         p_value = released.same_law
-        found.append(f"{DOUBTED} private examples drawn unlike public ones (p = {p_value})")
+        doubts.append(f"{DOUBTED} private examples drawn unlike public ones (p = {p_value})")
     p_value = near_copies.crowding(released, limit)
     if p_value < DOUBT:
-        found.append(
+        doubts.append(
             f"{DOUBTED} that more examples of the update match each other than if they were "
             f"independent and like the public ones (p = {p_value:.2g})"
         )
-    return found
+    return doubts
 
 
 def known_sample(released: Released) -> counting.PublicSample:
@@ -145,8 +145,8 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     Raises:
         NotApplicable: there are no public examples.
     """
-    found = private_noise(released, spec)
-    if found is None or spec.probability is None:
+    private = private_noise(released, spec)
+    if private is None or spec.probability is None:
         return None
     public = released.public
     eta = released.criterion.level
@@ -158,7 +158,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "public examples or more"
         )
     sample = known_sample(released)
-    (noise, scope, name) = found
+    (noise, scope, name) = private
     edge, known = released.of_public(
         ("sample bound", *sample_key(released), noise, eta),
         lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
@@ -203,27 +203,28 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
     None if no private examples were given to count.
     """
-    found = private_noise(released, spec)
+    release = private_noise(released, spec)
     private = released.private
-    if found is None or spec.probability is None or private is None or not spec.these:
+    if release is None or private is None or not spec.these:
         return None
     if private.size > counting.MOST:
         raise NotApplicable(
             f"there are {private.size} private examples, and at most {counting.MOST} are counted "
             "one by one"
         )
-    (noise, scope, name) = found
+    (noise, scope, name) = release
     eta = released.criterion.level
     known = released.threat.labels_known
 
     def make() -> tuple[float, int, str]:
-        own = counting.TheseExamples(
+        examples = counting.TheseExamples(
             private.inputs.flatten(1).double().cpu().numpy(),
             labels=private.labels.cpu().numpy() if known else None,
             guesses=released.examples,
             distance=distance_of(released.criterion.domain),
         )
-        return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
+        success = float(examples.success_bound(noise, eta)[0][0])
+        return success, examples.largest(eta), examples.name
 
     edge, largest, words = released.cached("these", (*sample_key(released), noise, eta), make)
     return _stated(
@@ -246,7 +247,10 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
     )
 
 
-def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+def known_model_probability(
+    released: Released,
+    spec: RiskSpec,
+) -> Bound | None:
     """Upper bound on the probability that an honest server succeeds with this model's update.
 
     It uses the posterior over public examples, without a model of the data. None if the server is
@@ -256,19 +260,19 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         NotApplicable: there are no public examples, or the update is not a mean of clipped
             gradients of this model at weights that depend on no example.
     """
-    found = private_noise(released, spec)
-    if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
+    private = private_noise(released, spec)
+    if private is None or released.threat.server is not Server.HONEST:
         return None
     refuse_other_distances(released)
     why = _why_not_known(released, spec)
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
-    noise = found[0]
+    noise = private[0]
     eta = released.criterion.error
 
     def make() -> tuple[float, str, float, int]:
-        own = _known_model(released)
-        return own.success_bound(noise, eta), own.name, own.confidence, own.n
+        model = _known_model(released)
+        return model.success_bound(noise, eta), model.name, model.confidence, model.n
 
     key = *sample_key(released), noise, eta
     try:
@@ -310,13 +314,17 @@ def _stated(
     """A bound on the probability of success; it excludes nothing if `holds` is False."""
     assert spec.probability is not None  # `private_noise` checks
     value = nine(edge, up=True)
+    # Of one release and one example; a noisy copy hides no membership.
+    epsilon = None
+    if not _copies(released):
+        epsilon = float(conversions.epsilon(_multiplier(released.defense), delta=DELTA))
     return Bound(
         value=value,
         probability=value,
         accepted=spec.probability,
         psnr=None,
         rests_on_prior=True,
-        epsilon=_epsilon(released),
+        epsilon=short(epsilon),
         covers=scope.covers,
         excludes_threshold=value <= spec.probability and holds,
         on_average=False,
@@ -354,9 +362,15 @@ def _known_model(released: Released) -> KnownModel:
     sample = known_sample(released)
     assert isinstance(clip, ClipExamples)
     assert released.public is not None
-    given = released.task, released.public, clip.clip_norm, sample
-    more = released.examples, released.threat.labels_known
-    return _LATEST.get((given, more), lambda: known_model(*given, *more))
+    arguments = (
+        released.task,
+        released.public,
+        clip.clip_norm,
+        sample,
+        released.examples,
+        released.threat.labels_known,
+    )
+    return _LATEST.get(arguments, lambda: known_model(*arguments))
 
 
 def known_model(
@@ -391,8 +405,8 @@ def known_model(
         >>> from leakbound import data, models, stream
         >>> model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
         >>> public = data.load("digits").batch(torch.arange(300))
-        >>> found = known_model(Task.of(model), public, clip_norm=1.0)
-        >>> round(found.success_bound(1.0, 0.001), 2) < 0.2
+        >>> known = known_model(Task.of(model), public, clip_norm=1.0)
+        >>> round(known.success_bound(1.0, 0.001), 2) < 0.2
         True
     """
     places = np.arange(public.size) if sample is None else sample.places
@@ -442,14 +456,14 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         # Near-copies have noise of their own, so the mean of m of them divides it by sqrt(m).
         alone = copies[0] / math.sqrt(near_copies.count(released, spec.people))
         logs = max(one, after_copy(alone, prior, eta=eta, baseline=one))
-        found = math.exp(min(0.0, logs + math.log(released.examples)))
+        success = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
-        found = float(identification.gaussian(noise, log_kappa=blind))
+        success = float(identification.gaussian(noise, log_kappa=blind))
     return _stated(
         released,
         spec,
         # exp may underflow, and a bound of 0 would be wrong.
-        max(found, LEAST),
+        max(success, LEAST),
         scope,
         name=f"{name} under a model",
         prior=f"{prior.name}, fitted to public examples",
@@ -508,15 +522,30 @@ def prior_of(
     return prior, min(0.0, known)
 
 
-def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Baseline:
+def _fitted(
+    kind: str,
+    flat: NDArray[Any],
+    labels: NDArray[Any],
+    components: int,
+) -> Baseline:
     if kind == "gaussian":
         return record_priors.GaussianImages.from_samples(flat, components=components)
     if kind == "mixture":
-        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
+        return record_priors.Mixture.from_samples(
+            flat,
+            labels=labels,
+            components=components,
+        )
     return record_priors.Gallery(flat)
 
 
-def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float) -> float:
+def after_copy(
+    noise_std: float,
+    prior: Baseline,
+    *,
+    eta: float,
+    baseline: float,
+) -> float:
     """Log of the largest probability that one candidate from x + w comes within eta of x.
 
     Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on
@@ -526,7 +555,10 @@ def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float
     levels = np.array([eta])
     if isinstance(prior, record_priors.Mixture):
         square = noise_std**2
-        left: Callable[[Any], Any] = lambda v: v * (square / (v + square))  # noqa: E731
+
+        def left(variance: Any) -> Any:
+            return variance * (square / (variance + square))
+
         parts = [
             replace(part, variances=left(part.variances), rest=left(part.rest))
             for part in prior.parts
@@ -554,18 +586,24 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     )
     if attacks is None:
         return None
-    noise = _attacked_noise(released, spec) if released.examples == 1 else None
+    noise = None
+    malicious = released.threat.server is Server.MALICIOUS
+    if malicious and released.examples == 1 and not _copies(released):
+        # Where the attacker learns more than the release, the baseline still counts.
+        with suppress(NotApplicable):
+            private = private_noise(released, spec)
+            noise = None if private is None else private[0]
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:
         # Each of the two gets half of the failure probability.
-        found = attacks.success(hits, eta, parts=2)
+        attained = attacks.success(hits, eta, parts=2)
         known = float(sample.log_kappa(eta, parts=2))
         assert spec.probability is not None
         return Attained(
-            attack=GUESS if noise is None else found.attack[0],
-            success=nine(float(found.success[0]), up=False),
-            baseline=(nine(float(found.baseline[0]), up=False), nine(math.exp(known), up=True)),
+            attack=GUESS if noise is None else attained.attack[0],
+            success=nine(float(attained.success[0]), up=False),
+            baseline=(nine(float(attained.baseline[0]), up=False), nine(math.exp(known), up=True)),
             accepted=spec.probability,
             confidence=sample.confidence,
             public_examples=sample.n,
@@ -574,18 +612,10 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     return released.of_public(("attained", *sample_key(released), hits[0], eta, spec), make)
 
 
-def _attacked_noise(released: Released, spec: RiskSpec) -> float | None:
-    """The noise multiplier for a malicious server's attacks; None if it is not known."""
-    if released.threat.server is not Server.MALICIOUS or _copies(released):
-        return None
-    try:
-        found = private_noise(released, spec)
-    except NotApplicable:  # the attacker learns more than the release; the baseline still counts
-        return None
-    return None if found is None else found[0]
-
-
-def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
+def private_noise(
+    released: Released,
+    spec: RiskSpec,
+) -> tuple[float, Scope, str] | None:
     """The noise multiplier that protects an example, the attackers that this covers, and its name.
 
     For a noisy copy: in units of an example's largest distance from the middle of its range.
@@ -621,13 +651,6 @@ def _copies(released: Released) -> list[float]:
     return [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
 
 
-def _epsilon(released: Released) -> float | None:
-    """Of one release and one example, at DELTA; None for a noisy copy: it hides no membership."""
-    if _copies(released):
-        return None
-    return short(float(conversions.epsilon(_multiplier(released.defense), delta=DELTA)))
-
-
 def _margin(noise: float, accepted: float, limit: float) -> float:
     """How much denser than public examples private ones may be: A with F(A kappa) = accepted."""
     if noise == 0 or limit == 0:
@@ -637,10 +660,10 @@ def _margin(noise: float, accepted: float, limit: float) -> float:
 
 def _multiplier(defense: Chain) -> float:
     """The largest multiplier of the mechanisms in the chain; each alone covers what follows it."""
-    found = [m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism)]
-    if not found:
+    noises = [m.noise_multiplier for m in defense.links if isinstance(m, GaussianMechanism)]
+    if not noises:
         raise NotApplicable("the guarantee does not rest on Gaussian noise")
-    return max(found)
+    return max(noises)
 
 
 PRIVATE = replace(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
     ABSENT,
@@ -156,13 +157,13 @@ def verdict(
     )
 
 
-def together(given: Iterable[Verdict | None]) -> Verdict:
+def together(verdicts: Iterable[Verdict | None]) -> Verdict:
     """The verdict on a configuration: exposed if one experiment is, protected only if all are.
 
     What was not run leaves the rest undecided.
     """
     # One exposure outweighs a proof of safety elsewhere; the other words are ordered.
-    known = {one for one in given if one is not None}
+    known = {one for one in verdicts if one is not None}
     if EXPOSED in known:
         return EXPOSED
     if NOT_RUN in known and len(known) > 1:
@@ -177,16 +178,16 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     closer than any fixed guess, they are exposed only if all permutation tests together exclude
     chance (`by_chance`), at the level of each.
     """
-    own = list(records)
-    if own and not any(one.status == "ok" for one in own):
+    experiments = list(records)
+    if experiments and not any(one.status == "ok" for one in experiments):
         return NOT_RUN
     # Matches of many experiments are many tries: single levels do not add up to that of all.
-    tests = [one.chance for one in own if one.chance is not None]
-    proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
-    together_p = by_chance(own)
+    tests = [one.chance for one in experiments if one.chance is not None]
+    proved = any(one.certificate is not None for one in experiments) or any(t.closer for t in tests)
+    together_p = by_chance(experiments)
     if together_p is None or proved or together_p <= tests[0].level:
-        return together(one.verdict for one in own)
-    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in own)
+        return together(one.verdict for one in experiments)
+    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in experiments)
 
 
 def by_chance(records: Iterable[Assessment]) -> float | None:
@@ -197,16 +198,17 @@ def by_chance(records: Iterable[Assessment]) -> float | None:
     each other (Simes 1986, for positive dependence). Simes over all tests finds the one strong test
     among many. None if nothing was tested.
     """
-    tests: dict[str, list[float]] = {}
-    for one in records:
-        if one.chance is not None and one.chance.p_value is not None:
-            tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
+    tests = grouped(
+        (one.attack.hash, one.chance.p_value)
+        for one in records
+        if one.chance is not None and one.chance.p_value is not None
+    )
     if not tests:
         return None
-    each = simes([p for own in tests.values() for p in own])
-    if all(len(own) == 1 for own in tests.values()):
+    each = simes([p for some in tests.values() for p in some])
+    if all(len(some) == 1 for some in tests.values()):
         return each
-    return min(1.0, 2 * min(each, simes([fisher(own) for own in tests.values()])))
+    return min(1.0, 2 * min(each, simes([fisher(some) for some in tests.values()])))
 
 
 def fisher(p_values: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, summed_task
-from leakbound.attacks.blind import public_images
+from leakbound.attacks.blind import answered, gray, public_images
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
 
@@ -61,35 +61,46 @@ class LinearInversion(Attack):
     def __post_init__(self) -> None:
         check.non_negative(tolerance=self.tolerance)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         name, path = first_layer(task, observation.input_shape)
         weight, bias = layer_part(task, observation.update.rows.sum(0), name)
-        trust = torch.ones_like(observation.update.rows)
-        if observation.weights is not None:
-            trust = observation.weights
+        trust = observation.weights
+        if trust is None:
+            trust = torch.ones_like(observation.update.rows)
         kept, bias_kept = layer_part(task, trust.amax(0), name)
         if path is not None:
             weight = path.back(weight, bias)
             # Trust is 1 / standard deviation, and the path spreads variances.
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
-        if not (bias != 0).any():
-            middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
+        if not bias.any():
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
-            return Reconstruction(boxed(middle, task), observation.labels, problem=reason)
+            return replace(gray(observation, reason), labels=observation.labels)
         if observation.examples == 1:
             joint = torch.cat([weight, bias[:, None]], 1)
             image, left = _rank_one(joint, torch.cat([kept, bias_kept[:, None]], 1))
-            inputs = boxed(image.reshape(observation.batch_shape).to(weight), task)
             problem = None
             if left > _left_by_noise(joint.shape):
                 problem = "objective did not fall: the layer's gradient looks like noise alone"
-            return Reconstruction(inputs, observation.labels, left, (), problem)
+            labels = observation.labels
+            return answered(
+                observation,
+                task,
+                image,
+                problem,
+                labels=labels,
+                objective=left,
+            )
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
-        if observation.noise_variance is not None:
-            spread, bias_spread = layer_part(task, observation.noise_variance.sum(0), name)
+        noise = observation.noise_variance
+        if noise is not None:
+            spread, bias_spread = layer_part(task, noise.sum(0), name)
             spread = spread if path is None else path.spread(spread, bias_spread)
             error = ((spread.mean(1) + bias_spread).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)
@@ -123,8 +134,7 @@ class LinearInversion(Attack):
         # The difference of two noisy rows has the sum of their variances.
         same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
-        answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
-        answer = answer.to(weight)
+        answer = weight.new_full((observation.examples, weight.shape[1]), float("nan"))
         if task.domain is not None:
             answer[:] = task.domain.blind(public_images(observation)).flatten().to(answer)
         answer[: len(chosen)] = chosen
@@ -135,8 +145,7 @@ class LinearInversion(Attack):
             problem = "no two rows agree on an input: all candidates may be mixtures"
         elif agreed < len(chosen):
             problem = f"two rows agree on {agreed} of {len(chosen)} inputs: others may be mixtures"
-        inputs = boxed(answer.reshape(observation.batch_shape), task)
-        return Reconstruction(inputs, None, float("nan"), (), problem)
+        return answered(observation, task, answer, problem)
 
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
@@ -170,7 +179,10 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     return sent[0]
 
 
-def first_layer(task: Task, input_shape: tuple[int, ...]) -> tuple[str, Path | None]:
+def first_layer(
+    task: Task,
+    input_shape: tuple[int, ...],
+) -> tuple[str, Path | None]:
     """The first trained linear layer with a bias that gets the example, and the path to it.
 
     None: it gets the flattened example itself, as far as `input_layer` sees. With a path it gets
@@ -228,7 +240,11 @@ def _left_by_noise(shape: torch.Size) -> float:
 
 
 def _agreed(
-    images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
+    images: Tensor,
+    strength: Tensor,
+    count: int,
+    same: Tensor,
+    noisy: bool,
 ) -> tuple[Tensor, int]:
     """Up to `count` distinct candidates, those with most agreement first, and on how many of them
     two rows agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows

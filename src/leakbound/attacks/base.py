@@ -23,7 +23,7 @@ from leakbound.core import (
 )
 from leakbound.domains import TableDomain, TokenDomain
 from leakbound.losses import named
-from leakbound.randomness import stream
+from leakbound.randomness import stream, uniform
 
 __all__ = [
     "Attack",
@@ -64,7 +64,11 @@ class Attack:
         ]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         """Reconstruct the private inputs from the observation."""
         raise TypeError(f"{type(self).__name__} defines no __call__(observation, generator)")
 
@@ -81,7 +85,9 @@ class Attack:
         return 1
 
     def many(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+        self,
+        observations: Sequence[Observation],
+        generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         """Attack each observation with its own generator; answers do not depend on the others.
 
@@ -91,7 +97,14 @@ class Attack:
         Guarantees:
             On one torch thread, `many([a, b])` is `many([a]) + many([b])`.
         """
-        return [self(o, g) for o, g in zip(observations, generators, strict=True)]
+        return [
+            self(o, g)
+            for o, g in zip(
+                observations,
+                generators,
+                strict=True,
+            )
+        ]
 
     def plant(self, task: Task) -> Task:
         """Return the model a malicious server sends; honest attacks return the task unchanged."""
@@ -122,7 +135,11 @@ class BestOf(Attack):
         check.count(restarts=self.restarts)
         check.non_negative(enough=self.enough or 0.0)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         best = self.attack(observation, generator)
         for _ in range(1, self.restarts):
             if self._done(best):
@@ -135,13 +152,19 @@ class BestOf(Attack):
         return self.attack.at_once
 
     def many(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+        self,
+        observations: Sequence[Observation],
+        generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         best = self.attack.many(observations, generators)
         for _ in range(1, self.restarts):
             live = [i for i, answer in enumerate(best) if not self._done(answer)]
             arguments = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(live, self.attack.many(*arguments), strict=True):
+            for i, answer in zip(
+                live,
+                self.attack.many(*arguments),
+                strict=True,
+            ):
                 best[i] = min(best[i], answer, key=rank)
         return best
 
@@ -173,7 +196,11 @@ class ByNoise(Attack):
     def __post_init__(self) -> None:
         check.fraction(share=self.share)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return (self.noisy if self._hides(observation) else self.clean)(observation, generator)
 
     def _hides(self, observation: Observation) -> bool:
@@ -184,7 +211,9 @@ class ByNoise(Attack):
         return max(self.clean.at_once, self.noisy.at_once)
 
     def many(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+        self,
+        observations: Sequence[Observation],
+        generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         answers: dict[int, Reconstruction] = {}
         hidden = [self._hides(observation) for observation in observations]
@@ -243,6 +272,16 @@ def probed(observation: Observation) -> Tensor:
         return forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
 
 
+def uniform_inputs(
+    task: Task,
+    shape: Sequence[int],
+    generator: torch.Generator,
+) -> Tensor:
+    """Inputs of this shape (N, *S) whose values are uniform in the input range."""
+    low, high = task.input_range
+    return low + (high - low) * uniform(shape, generator, like=task.parameters)
+
+
 class _Reached(Exception):
     """The module was called; what follows it is not computed."""
 
@@ -263,7 +302,11 @@ def seen_by(
     inputs_by_name: dict[str, Tensor | None] = {}
 
     def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note(
+            _: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> None:
             first = args[0] if args else next(iter(kwargs.values()), None)
             once = isinstance(first, Tensor) and name not in inputs_by_name
             # A copy: later layers may overwrite their input.
@@ -279,11 +322,19 @@ def seen_by(
             hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
             hooks.enter_context(hook)
         with suppress(_Reached):
-            call(task, task.tensors() if tensors is None else tensors, inputs, twice=False)
+            call(
+                task,
+                task.tensors() if tensors is None else tensors,
+                inputs,
+                twice=False,
+            )
     return inputs_by_name
 
 
-def modules_of(task: Task, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, Any]:
+def modules_of(
+    task: Task,
+    kinds: type[nn.Module] | tuple[type[nn.Module], ...],
+) -> dict[str, Any]:
     """The model's modules of these kinds, by name."""
     return {
         name: module for name, module in task.model.named_modules() if isinstance(module, kinds)
@@ -315,11 +366,22 @@ def summed_task(observation: Observation) -> Task:
     return task
 
 
-def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def expected_rows(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """The rows (R, P) that a candidate would have sent, by the client's own functions."""
     if observation.defense is None and observation.update.unit is Unit.EXAMPLE:
         return example_gradients(task, inputs, labels)
-    return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
+    return simulate(
+        task,
+        inputs,
+        labels,
+        cohort=observation.cohort,
+        defense=observation.defense,
+    )
 
 
 Kind = TypeVar("Kind", TableDomain, TokenDomain)
@@ -408,4 +470,9 @@ def boxed(inputs: Tensor, task: Task) -> Tensor:
         return task.domain.project(inputs)
     low, high = task.input_range
     middle = (low + high) / 2
-    return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)
+    return torch.nan_to_num(
+        inputs,
+        nan=middle,
+        posinf=high,
+        neginf=low,
+    ).clamp(low, high)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import Attack, boxed
-from leakbound.core import Batch, NotApplicable, Observation, Reconstruction
+from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Task
 
 MISSING = "there are no public images to average; give public images"
 VANISHED = "gradient vanished: the update is zero everywhere"
@@ -21,7 +21,11 @@ def gray(observation: Observation, problem: str = VANISHED) -> Reconstruction:
     return Reconstruction(boxed(nothing, observation.task), problem=problem)
 
 
-def public_examples(observation: Observation, *, fitting: bool = True) -> Batch | None:
+def public_examples(
+    observation: Observation,
+    *,
+    fitting: bool = True,
+) -> Batch | None:
     """Public examples: the attacker's own, otherwise those that came with the task.
 
     If `fitting`, only of the shape of the client's own.
@@ -36,6 +40,26 @@ def public_images(observation: Observation) -> Tensor | None:
     """Public images (n, *S) of any shape, as `public_examples` finds them."""
     public = public_examples(observation, fitting=False)
     return None if public is None else public.inputs
+
+
+def answered(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    problem: str | None = None,
+    *,
+    labels: Tensor | None = None,
+    objective: float = math.nan,
+    trace: tuple[float, ...] = (),
+) -> Reconstruction:
+    """Numbers for all inputs as an answer in the task's range; an update of zeros is a problem.
+
+    Without `labels`, the inputs may be in any order.
+    """
+    if not observation.update.rows.any():
+        problem = VANISHED
+    inputs = inputs.to(observation.update.rows).reshape(observation.batch_shape)
+    return Reconstruction(boxed(inputs, task), labels, objective, trace, problem)
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,11 @@ class ConstantImage(Attack):
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"value is {self.value!r}; give a finite number or None")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         value = self.value
         if value is None:
             public = public_images(observation)
@@ -74,7 +102,14 @@ class ConstantImage(Attack):
                 raise NotApplicable(MISSING)
             value = float(public.double().mean())
         shape = observation.input_shape
-        return _blind(observation, torch.full(shape, value, dtype=torch.float64))
+        return _blind(
+            observation,
+            torch.full(
+                shape,
+                value,
+                dtype=torch.float64,
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -93,12 +128,16 @@ class MeanImage(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> found = lb.simulate(model, batch, attack=MeanImage(), public=batch)
-        >>> torch.equal(found.reconstruction, batch.inputs)  # the mean of one public image
+        >>> result = lb.simulate(model, batch, attack=MeanImage(), public=batch)
+        >>> torch.equal(result.reconstruction, batch.inputs)  # the mean of one public image
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         public = public_images(observation)
         if public is None:
             raise NotApplicable(MISSING)
@@ -112,6 +151,10 @@ class MeanImage(Attack):
 
 
 def _blind(observation: Observation, image: Tensor) -> Reconstruction:
-    inputs = image.to(observation.update.rows).expand(observation.batch_shape).clone()
-    problem = None if bool(observation.update.rows.any()) else VANISHED
-    return Reconstruction(boxed(inputs, observation.task), observation.labels, problem=problem)
+    inputs = image.expand(observation.batch_shape).clone()
+    return answered(
+        observation,
+        observation.task,
+        inputs,
+        labels=observation.labels,
+    )

@@ -12,7 +12,8 @@ from leakbound import check
 from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.attacks.planted import answered, sent_by_attacker, takes_numbers
+from leakbound.attacks.blind import answered
+from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
 from leakbound.core import Exact, Observation, Reconstruction, Task
 
@@ -82,8 +83,8 @@ class Codebook(Attack):
         >>> images = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "images"))
         >>> public, batch = lb.Batch(images, torch.arange(20) % 3), (images[5:6], torch.tensor([2]))
         >>> threat, defense = lb.ThreatModel(server=Server.MALICIOUS), lb.defenses.DpSgd(1.0, 0.1)
-        >>> given = {"attack": Codebook(), "defense": defense, "public": public, "threat": threat}
-        >>> torch.equal(lb.simulate(model, batch, **given).reconstruction, images[5:6])
+        >>> setup = {"attack": Codebook(), "defense": defense, "public": public, "threat": threat}
+        >>> torch.equal(lb.simulate(model, batch, **setup).reconstruction, images[5:6])
         True
     """
 
@@ -112,10 +113,20 @@ class Codebook(Attack):
         weights = task.parameters.new_zeros(len(words))
         buffers = {"words": words, "shares": shares}
         # The model is replaced as a whole, so none of its weights is pruned.
-        planted = replace(task, model=model, parameters=weights, loss=TrapLoss(1), kept=None)
+        planted = replace(
+            task,
+            model=model,
+            parameters=weights,
+            loss=TrapLoss(1),
+            kept=None,
+        )
         return replace(planted, buffers=buffers)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = sent_by_attacker(
             observation,
             seen_task,
@@ -127,8 +138,17 @@ class Codebook(Attack):
         prior = task.buffers["shares"].double().log()
         named_words = []
         sure = 1.0
-        rows = zip(update.rows.double(), _precision(observation), sizes, strict=True)
-        for (row, precision, size), examples in zip(rows, update.examples, strict=True):
+        rows = zip(
+            update.rows.double(),
+            _precision(observation),
+            sizes,
+            strict=True,
+        )
+        for (row, precision, size), examples in zip(
+            rows,
+            update.examples,
+            strict=True,
+        ):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
             named_words.append(named)
             sure = min(sure, trust)
@@ -177,7 +197,11 @@ def _precision(observation: Observation) -> Tensor:
 
 
 def _most_probable(
-    row: Tensor, precision: Tensor, size: float, prior: Tensor, examples: int
+    row: Tensor,
+    precision: Tensor,
+    size: float,
+    prior: Tensor,
+    examples: int,
 ) -> tuple[Tensor, float]:
     """The most probable codewords of a row (examples,), and the last one's probability given the
     others. The log-probability is concave in every count, so a greedy choice is optimal.

@@ -8,6 +8,7 @@ following its gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +20,9 @@ from leakbound import check
 from leakbound._util import optimizers
 from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import input_layer, layer_part
-from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
-from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task, uniform_inputs
+from leakbound.attacks.blind import answered
+from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.matching.distances import total_variation
 from leakbound.attacks.pace import tick
 from leakbound.client import refuse_codes, respond
@@ -42,7 +43,7 @@ from leakbound.core import (
 from leakbound.covariance import Structured
 from leakbound.domains import has_neighbors
 from leakbound.engines.sensitivity import example_gradients
-from leakbound.randomness import Source, normal, uniform
+from leakbound.randomness import Source, normal
 
 __all__ = [
     "CandidateLikelihood",
@@ -119,8 +120,8 @@ class CandidateLikelihood(Attack):
         >>> known, batch = lb.Batch(inputs, torch.arange(20) % 3), (inputs[5:6], torch.tensor([2]))
         >>> noise = lb.defenses.LocalOptimalNoise(noise_std=1000.0)  # a thousand times the gradient
         >>> attack = CandidateLikelihood()
-        >>> found = lb.simulate(model, batch, defense=noise, attack=attack, public=known)
-        >>> torch.equal(found.reconstruction, batch[0])
+        >>> result = lb.simulate(model, batch, defense=noise, attack=attack, public=known)
+        >>> torch.equal(result.reconstruction, batch[0])
         True
     """
 
@@ -134,41 +135,48 @@ class CandidateLikelihood(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return several(examples)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         _single(observation)
         candidates = self._candidates(observation)
         replays = replay(observation, candidates, generator, draws=self.draws)
         scores = score(observation, replays, use_mean=self.use_mean)
         best = int(scores.argmax())
-        inputs = boxed(candidates.inputs[best : best + 1], observation.task)
         labels = observation.labels
         if labels is None:
             labels = candidates.labels[best : best + 1].clone()
-        objective = -float(scores[best]) / observation.update.rows.numel()
-        return Reconstruction(inputs, labels, objective, (), self._problem(observation, scores))
+        problem = None
+        if len(scores) < 2:
+            problem = "there is only one candidate: nothing to distinguish"
+        else:
+            first, second = scores.topk(2).values.tolist()
+            least = CLOSE if isinstance(observation.update.law, Exact) else NATS
+            # Written so that NaN is no lead.
+            if not first - second >= least:
+                lead = f"the best leads by {first - second:.2g}"
+                problem = f"the candidates are almost equally likely: {lead}"
+        return answered(
+            observation,
+            observation.task,
+            candidates.inputs[best],
+            problem,
+            labels=labels,
+            objective=-float(scores[best]) / observation.update.rows.numel(),
+        )
 
     def _candidates(self, observation: Observation) -> Batch:
         known = _public(observation)
-        if observation.labels is not None:
+        labels = observation.labels
+        # Soft labels have one number for each class: no public example has the same.
+        if labels is not None and labels.shape[1:] == known.labels.shape[1:]:
             # An example may have many labels, one for each token.
-            same = (known.labels == observation.labels).reshape(known.size, -1).all(1)
-            if bool(same.any()):
+            same = (known.labels == labels).reshape(known.size, -1).all(1)
+            if same.any():
                 known = Batch(known.inputs[same], known.labels[same])
         return Batch(known.inputs[: self.limit], known.labels[: self.limit])
-
-    def _problem(self, observation: Observation, scores: Tensor) -> str | None:
-        if not bool((observation.update.rows != 0).any()):
-            return VANISHED
-        if len(scores) < 2:
-            return "there is only one candidate: nothing to distinguish"
-        first, second = scores.topk(2).values.tolist()
-        least = CLOSE if isinstance(observation.update.law, Exact) else NATS
-        # Written so that NaN is no lead.
-        if not first - second >= least:
-            return (
-                f"the candidates are almost equally likely: the best leads by {first - second:.2g}"
-            )
-        return None
 
 
 def _public(observation: Observation, least: int = 1) -> Batch:
@@ -178,11 +186,6 @@ def _public(observation: Observation, least: int = 1) -> Batch:
         raise NotApplicable("it needs public images, and there are none")
     like = observation.task.parameters
     return Batch(known.inputs.to(like), known.labels.to(like.device))
-
-
-def _labels(observation: Observation, generator: torch.Generator) -> Tensor:
-    labels = observation.labels
-    return infer_labels(observation, generator) if labels is None else labels
 
 
 def _one_client(observation: Observation) -> None:
@@ -210,32 +213,48 @@ def _defense(observation: Observation) -> DefenseProtocol:
 
 
 def replay(
-    observation: Observation, candidates: Batch, generator: Source, *, draws: int = 1
+    observation: Observation,
+    candidates: Batch,
+    generator: Source,
+    *,
+    draws: int = 1,
 ) -> list[Replay]:
     """Run client and defense on every candidate: single images, each one client's whole batch.
 
     The result serves all updates of one task and defense. `draws` replays of a candidate are
     averaged.
     """
-    defense = _defense(observation)
     task = seen_task(observation)
     replays = []
-    for i in range(candidates.size):
-        one = Batch(candidates.inputs[i : i + 1], candidates.labels[i : i + 1])
+    for one in _singles(candidates):
         mean = expected_rows(observation, task, one.inputs, one.labels).detach()
-        sent = [_sent(observation, defense, one, generator) for _ in range(draws)]
+        sent = [_sent(observation, one, generator) for _ in range(draws)]
         replays.append(_averaged(mean, sent))
     return replays
 
 
-def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source: Source) -> Update:
-    # The task as it was sent: `respond` prepares it by the defense.
-    update, _ = respond(observation.task, one, defense, source, each=example_gradients)
-    together = defense.sides[1]
-    update, _ = together.transform(
-        Update.stack([update]), together.init(observation.task), None, source
+def _singles(batch: Batch) -> list[Batch]:
+    parts = zip(
+        torch.split(batch.inputs, 1),
+        torch.split(batch.labels, 1),
+        strict=True,
     )
-    return update
+    return [Batch(*part) for part in parts]
+
+
+def _sent(observation: Observation, one: Batch, source: Source) -> Update:
+    defense = _defense(observation)
+    # The task as it was sent: `respond` prepares it by the defense.
+    update, _ = respond(
+        observation.task,
+        one,
+        defense,
+        source,
+        each=example_gradients,
+    )
+    together = defense.sides[1]
+    state = together.init(observation.task)
+    return together.transform(Update.stack([update]), state, None, source)[0]
 
 
 def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
@@ -254,7 +273,12 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
     return Replay(mean, law, kept)
 
 
-def score(observation: Observation, replays: list[Replay], *, use_mean: bool = True) -> Tensor:
+def score(
+    observation: Observation,
+    replays: list[Replay],
+    *,
+    use_mean: bool = True,
+) -> Tensor:
     """Log-likelihood of the update under every replay, (n,) in float64, up to a constant.
 
     Without noise: the agreement of the masks plus the cosine of the rows. `use_mean`: False takes
@@ -262,32 +286,33 @@ def score(observation: Observation, replays: list[Replay], *, use_mean: bool = T
     """
     seen = observation.update.rows.double()
     mask = observation.update.mask
-    return torch.tensor(
-        [float(_one(seen, mask, candidate, use_mean)) for candidate in replays], dtype=torch.float64
-    )
-
-
-def _one(seen: Tensor, mask: Tensor | None, candidate: Replay, use_mean: bool) -> Tensor:
     shown = torch.ones_like(seen) if mask is None else mask.double()
+    scores = [float(_one(seen, shown, candidate, use_mean)) for candidate in replays]
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def _one(
+    seen: Tensor,
+    shown: Tensor,
+    candidate: Replay,
+    use_mean: bool,
+) -> Tensor:
     mean = candidate.mean.double() * shown
     if isinstance(candidate.law, Exact):
         both = (seen.square().sum() * mean.square().sum()).clamp_min(1e-300)
-        alike = (seen * mean).sum() / both.sqrt()
+        cosine = (seen * mean).sum() / both.sqrt()
         if candidate.kept is None:
-            return alike
-        return alike + 1 - (candidate.kept.double() - shown).abs().mean()
+            return cosine
+        return cosine + 1 - (candidate.kept.double() - shown).abs().mean()
     left = (seen - mean if use_mean else seen) * shown
     covariance = candidate.law.covariance if isinstance(candidate.law, Gaussian) else None
     if isinstance(covariance, Structured):
         # Only public noise is structured: its determinant is the same for every candidate.
         return -0.5 * covariance.whiten(left).square().sum()
     if isinstance(candidate.law, Laplace):
-        scale = torch.as_tensor(candidate.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
-        # A residual over almost no noise would be rounding, and would decide alone.
-        scale = scale.clamp_min(FLOOR * float(scale.mean()) + 1e-300)
+        scale = _raised(candidate.law.scale, seen)
         return (shown * (-left.abs() / scale - (2 * scale).log())).sum()
-    variance = torch.as_tensor(covariance, dtype=seen.dtype).to(seen).expand_as(seen)
-    each = _normal(left, variance.clamp_min(FLOOR * float(variance.mean()) + 1e-300))
+    each = _normal(left, _raised(covariance, seen))
     if candidate.kept is None:
         return (shown * each).sum()
     sends = candidate.kept.double().clamp(CHANGED, 1 - CHANGED)
@@ -295,6 +320,13 @@ def _one(seen: Tensor, mask: Tensor | None, candidate: Replay, use_mean: bool) -
     broad = _normal(seen, (shown * seen.square()).sum() / shown.sum().clamp_min(1))
     each = torch.where(candidate.kept > 0, each, broad) + sends.log()
     return torch.where(shown > 0, each, (1 - sends).log()).sum()
+
+
+def _raised(sizes: float | Tensor | None, like: Tensor) -> Tensor:
+    """Sizes of the noise in each coordinate, the smallest raised."""
+    wide = torch.as_tensor(sizes, dtype=like.dtype).to(like).expand_as(like)
+    # A residual over almost no noise would be rounding, and would decide alone.
+    return wide.clamp_min(FLOOR * float(wide.mean()) + 1e-300)
 
 
 def _normal(left: Tensor, variance: Tensor) -> Tensor:
@@ -318,11 +350,11 @@ def negative_log_likelihood(
     """
     _one_client(observation)
     variance = _defense(observation).noise_variance(task, inputs, labels)
+    left = observation.update.rows - expected_rows(observation, task, inputs, labels)
     if variance is None:
-        return _public_law(observation, task, inputs, labels)
+        return _public_law(observation, left)
     variance = variance + floor * variance.detach().mean().clamp_min(1e-30)
-    rows = expected_rows(observation, task, inputs, labels)
-    pull = (observation.update.rows - rows).square() / variance
+    pull = left.square() / variance
     if math.isinf(freedom):
         each = 0.5 * (pull + variance.log())
     else:
@@ -335,22 +367,21 @@ def negative_log_likelihood(
 
 
 def _public_law(
-    observation: Observation, task: Task, inputs: Tensor, labels: Tensor
+    observation: Observation,
+    left: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same for Gaussian noise of a public distribution, without its constant logarithm."""
     law = observation.update.law
-    seen = observation.update.rows
     if not isinstance(law, Gaussian):
         raise NotApplicable(
             "the release has no Gaussian noise of a distribution that the attacker knows"
         )
-    left = seen - expected_rows(observation, task, inputs, labels)
     if observation.update.mask is not None:
         left = left * observation.update.mask
     if isinstance(law.covariance, Structured):
         pull = law.covariance.whiten(left).square()
     else:
-        variance = torch.as_tensor(law.covariance).to(seen).expand_as(seen)
+        variance = torch.as_tensor(law.covariance).to(left).expand_as(left)
         pull = torch.where(variance > 0, left.square() / variance.clamp_min(1e-30), 0)
     return 0.5 * pull.mean(), pull.detach().mean()
 
@@ -391,7 +422,11 @@ class VarianceReadout(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return several(examples) or (None if defense.data_dependent_law else PUBLIC_NOISE)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         _single(observation)
         task = seen_task(observation)
         defense = _defense(observation)
@@ -402,22 +437,23 @@ class VarianceReadout(Attack):
             defense.noise_variance(task, public.inputs[:1], public.labels[:1]) is None
         ):
             raise NotApplicable(PUBLIC_NOISE)
-        powers = []
-        for i in range(public.size):
-            one = Batch(public.inputs[i : i + 1], public.labels[i : i + 1])
-            powers.append(_log_power(task, _sent(observation, defense, one, generator).rows, name))
-        power = torch.stack(powers)
+        sent = [_sent(observation, one, generator).rows for one in _singles(public)]
+        power = torch.stack([_log_power(task, rows, name) for rows in sent])
         pixels = public.inputs.flatten(1).double()
-        curve = Curve.fitted(power.flatten(), pixels.flatten(), self.bins)
+        curve = monotone_fit(power.flatten(), pixels.flatten(), self.bins)
         left = (curve(power) - pixels).square().mean() / pixels.var(correction=0).clamp_min(1e-30)
-        seen = _log_power(task, observation.update.rows, name)
-        inputs = curve(seen).reshape(observation.batch_shape).to(task.parameters)
+        inputs = curve(_log_power(task, observation.update.rows, name))
         problem = None
-        if not bool(observation.update.rows.any()):
-            problem = VANISHED
-        elif not float(left) < 1 - MIXED:
+        if not float(left) < 1 - MIXED:
             problem = "the noise of public images reveals almost nothing of their pixels"
-        return Reconstruction(boxed(inputs, task), observation.labels, float(left), (), problem)
+        answer = answered(
+            observation,
+            task,
+            inputs,
+            problem,
+            labels=observation.labels,
+        )
+        return replace(answer, objective=float(left))
 
 
 def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
@@ -426,7 +462,11 @@ def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
     squares = weight.double().square()
     squares = squares[squares.amax(1) > 0]
     if len(squares) == 0:
-        return torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
+        return torch.zeros(
+            weight.shape[1],
+            dtype=torch.float64,
+            device=weight.device,
+        )
     # The logarithm of an exact zero would dominate the mean.
     logs = squares.clamp_min(1e-30 * float(squares.max())).log()
     return (logs - logs.median(1, keepdim=True).values).mean(0)
@@ -477,22 +517,35 @@ class LawMatching(Attack):
 
     def __post_init__(self) -> None:
         check.count(steps=self.steps)
-        check.positive(learning_rate=self.learning_rate, floor=self.floor, freedom=self.freedom)
+        check.positive(
+            learning_rate=self.learning_rate,
+            floor=self.floor,
+            freedom=self.freedom,
+        )
         check.non_negative(total_variation=self.total_variation, lift=self.lift)
         check.one_of(["random", "candidate", "readout"], start=self.start)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         defense = _defense(observation)
         _one_client(observation)
-        labels = _labels(observation, generator)
-        x = self._start(observation, task, generator)
+        labels = known_or_inferred(observation, generator)
+        if self.start == "candidate":
+            x = CandidateLikelihood()(observation, generator).inputs.clone()
+        elif self.start == "readout":
+            x = VarianceReadout()(observation, generator).inputs.clone()
+        else:
+            x = uniform_inputs(task, observation.batch_shape, generator)
         if defense.noise_variance(task, x, labels) is None:
             raise NotApplicable(PUBLIC_NOISE)
         if self.total_variation and not has_neighbors(observation.input_shape):
             raise NotApplicable("total variation needs images (C, H, W)")
-        if not bool(observation.update.rows.any()):
-            return Reconstruction(boxed(x, task), labels, problem=VANISHED)
+        if not observation.update.rows.any():
+            return answered(observation, task, x, labels=labels)
         refuse_codes(task, observation.input_shape)
         likelihood = partial(
             negative_log_likelihood, observation, task, labels=labels, freedom=self.freedom
@@ -517,7 +570,7 @@ class LawMatching(Attack):
                 lowest = value
             if step % max(1, self.steps // TRACE_POINTS) == 0:
                 trace.append(value)
-            if tick() or not bool(torch.isfinite(slope).all()):
+            if tick() or not torch.isfinite(slope).all():
                 break
             x.grad = slope.sign() if self.signed else slope
             rate = 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
@@ -529,21 +582,12 @@ class LawMatching(Attack):
             best = x.detach()
         final, fit = likelihood(best, floor=self.floor)
         problem = None
-        if not bool(torch.isfinite(final)):
+        if not torch.isfinite(final):
             problem = "not finite: the objective was never a number"
         elif not FITS[0] < float(fit) < FITS[1]:
             problem = f"the noise power is {float(fit):.2g} times what the answer predicts"
         objective = float(final + self._prior(best))
         return Reconstruction(boxed(best, task), labels, objective, tuple(trace), problem)
-
-    def _start(self, observation: Observation, task: Task, generator: torch.Generator) -> Tensor:
-        if self.start == "candidate":
-            return CandidateLikelihood()(observation, generator).inputs.clone()
-        if self.start == "readout":
-            return VarianceReadout()(observation, generator).inputs.clone()
-        low, high = task.input_range
-        draw = uniform(observation.batch_shape, generator, like=task.parameters)
-        return low + (high - low) * draw
 
     def _prior(self, x: Tensor) -> Tensor | float:
         return self.total_variation * total_variation(x) if self.total_variation else 0.0
@@ -597,11 +641,15 @@ class LawEvolution(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return None if self.public_laws or defense.data_dependent_law else PUBLIC_NOISE
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         if not self.public_laws and (reason := self.why_not(_defense(observation), 1)):
             raise NotApplicable(reason)
         task = seen_task(observation)
-        labels = _labels(observation, generator)
+        labels = known_or_inferred(observation, generator)
         public = _public(observation, least=2)
         # The cache knows a public set by its identity.
         assert observation.auxiliary is not None  # as `_public` found
@@ -623,13 +671,22 @@ class LawEvolution(Attack):
         middle, spread = _by_label(known, public.labels, labels)
         with torch.no_grad():
             first = cost(middle)
-            if not bool(observation.update.rows.any()):
-                return Reconstruction(image(middle), labels, problem=VANISHED)
+            if not observation.update.rows.any():
+                return answered(
+                    observation,
+                    task,
+                    image(middle),
+                    labels=labels,
+                )
             best = middle
             lowest = first
             trace = [first]
             for _ in range(self.generations):
-                drawn = normal((self.population, *middle.shape), generator, like=middle)
+                drawn = normal(
+                    (self.population, *middle.shape),
+                    generator,
+                    like=middle,
+                )
                 tried = middle + spread * drawn
                 costs = torch.tensor([cost(z) for z in tried], dtype=torch.float64)
                 # One candidate alone has no spread, and the search would end.
@@ -653,7 +710,11 @@ class LawEvolution(Attack):
 _SPANS = RecentCache[tuple[Tensor, Tensor, Tensor]](2**26)
 
 
-def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+def _principal(
+    public: Batch,
+    like: Tensor,
+    most: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Center (D,), leading principal components (k, D) and coefficients (n, k) of the images."""
 
     def find() -> tuple[Tensor, Tensor, Tensor]:
@@ -666,7 +727,11 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
     return _SPANS.get((public, like.dtype, like.device, most), find)
 
 
-def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _by_label(
+    known: Tensor,
+    every: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Mean and spread (N, K) of the public coefficients of each label; of all if few have it."""
     middles = []
     spreads = []
@@ -678,30 +743,34 @@ def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     return torch.stack(middles), torch.stack(spreads)
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A monotone piecewise linear function through (at, value), constant beyond its ends."""
+def monotone_fit(
+    x: Tensor,
+    y: Tensor,
+    bins: int,
+) -> Callable[[Tensor], Tensor]:
+    """Isotonic regression, in the direction of the covariance, of means over equal bins: linear
+    between them, constant beyond the ends.
+    """
+    order = torch.argsort(x, stable=True)
+    size = math.ceil(len(x) / bins)
+    at = torch.stack([part.mean() for part in torch.split(x[order], size)])
+    means = torch.stack([part.mean() for part in torch.split(y[order], size)])
+    count = [len(part) for part in torch.split(x, size)]
+    falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
+    fitted = isotonic_regression(
+        means.cpu().numpy(),
+        weights=count,
+        increasing=not falls,
+    ).x
+    value = torch.as_tensor(fitted.copy()).to(means)
 
-    at: Tensor
-    value: Tensor
-
-    @staticmethod
-    def fitted(x: Tensor, y: Tensor, bins: int) -> Curve:
-        """Isotonic regression, in the direction of the covariance, of means over equal bins."""
-        order = torch.argsort(x, stable=True)
-        size = math.ceil(len(x) / bins)
-        at = torch.stack([part.mean() for part in torch.split(x[order], size)])
-        value = torch.stack([part.mean() for part in torch.split(y[order], size)])
-        count = [len(part) for part in torch.split(x, size)]
-        falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
-        fitted = isotonic_regression(value.cpu().numpy(), weights=count, increasing=not falls).x
-        return Curve(at, torch.as_tensor(fitted.copy()).to(value))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(self.at) == 1:
-            return self.value.expand(x.shape)
-        right = torch.searchsorted(self.at, x.contiguous()).clamp(1, len(self.at) - 1)
-        low = self.at[right - 1]
-        high = self.at[right]
+    def curve(x: Tensor) -> Tensor:
+        if len(at) == 1:
+            return value.expand(x.shape)
+        right = torch.searchsorted(at, x.contiguous()).clamp(1, len(at) - 1)
+        low = at[right - 1]
+        high = at[right]
         share = ((x - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
-        return self.value[right - 1] + share * (self.value[right] - self.value[right - 1])
+        return value[right - 1] + share * (value[right] - value[right - 1])
+
+    return curve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -20,6 +19,7 @@ from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
+from leakbound.attacks.matching.terms import Penalty
 from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 from leakbound.randomness import permutation
 
@@ -95,16 +95,24 @@ class FedAvgMatching(MatchingSettings):
         check.one_of(["moments", "matched"], together=self.together)
         check.non_negative(together_weight=self.together_weight)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        if not bool((observation.update.rows != 0).any()):
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        if not observation.update.rows.any():
             return gray(observation)
         plan = self.find_plan(observation, generator)
-        guess = self._deal(observation, generator, plan)
-        search = LocalSearch(self, observation, generator, guess)
+        assumed = self._deal(observation, generator, plan)
+        search = LocalSearch(self, observation, generator, assumed)
         run(search.settings, [search.search])
         return search.answer()
 
-    def find_plan(self, observation: Observation, generator: torch.Generator) -> LocalPlan:
+    def find_plan(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> LocalPlan:
         """The local training: set by a known defense, or the best of the candidates."""
         stated = seen_task(observation).plan
         if stated != observation.task.plan:
@@ -118,37 +126,78 @@ class FedAvgMatching(MatchingSettings):
         plans = [replace(stated, steps=count, **rule) for count, rule in product(counts, rules)]
         if len(plans) == 1:
             return plans[0]
-        guesses = [_guess(self, observation, generator, plan) for plan in plans]
-        return self._best(observation, generator, guesses).plan
+        options = [self._assumed(observation, generator, plan) for plan in plans]
+        return self._best(observation, generator, options).plan
 
     def _deal(
-        self, observation: Observation, generator: torch.Generator, plan: LocalPlan
-    ) -> _Guess:
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        plan: LocalPlan,
+    ) -> _Assumed:
         """The deal of the labels to the minibatches whose short search ends nearest."""
-        first = _guess(self, observation, generator, plan)
+        first = self._assumed(observation, generator, plan)
         size = plan.batch_size
         # Nothing to deal: labels are searched, or one minibatch has all examples.
         if self.labels == "joint" or size is None or size >= max(observation.cohort):
             return first
-        more = [_guess(self, observation, generator, plan) for _ in range(self.deals - 1)]
+        more = [self._assumed(observation, generator, plan) for _ in range(self.deals - 1)]
         return self._best(observation, generator, [first, *more])
 
+    def _assumed(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        plan: LocalPlan,
+    ) -> _Assumed:
+        """The plan, and the labels dealt in a separate order for each client and epoch."""
+        planned = _planned(observation, plan)
+        copies = self._epochs(planned)
+        if self.labels == "joint":
+            return _Assumed(plan, copies, None)
+        labels = observation.labels
+        if labels is None or self.labels == "inferred":
+            labels = infer_labels(planned, generator)
+            labels = labels[permutation(len(labels), generator).to(labels.device)]
+        dealt = []
+        for of_client in torch.split(labels, list(observation.cohort)):
+            multiset = of_client.sort().values
+            for _ in range(copies):
+                dealt.append(multiset[permutation(len(multiset), generator).to(labels.device)])
+        return _Assumed(plan, copies, torch.cat(dealt))
+
+    def _epochs(self, observation: Observation) -> int:
+        """How many epochs have separate images."""
+        plan = observation.task.plan
+        size = plan.batch_size
+        if size is None or self.epochs == "shared" or size >= max(observation.cohort):
+            return 1
+        if any(examples % size for examples in observation.cohort):
+            raise NotApplicable(
+                f"minibatches of {size} do not divide {observation.cohort} examples: give the "
+                'attack epochs = "shared"'
+            )
+        return math.ceil(plan.steps * size / min(observation.cohort))
+
     def _best(
-        self, observation: Observation, generator: torch.Generator, guesses: list[_Guess]
-    ) -> _Guess:
-        if len(guesses) == 1:
-            return guesses[0]
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        options: list[_Assumed],
+    ) -> _Assumed:
+        if len(options) == 1:
+            return options[0]
         short = replace(self, steps=self.trial)
         left = []
-        for guess in guesses:
-            search = LocalSearch(short, observation, generator, guess)
+        for assumed in options:
+            search = LocalSearch(short, observation, generator, assumed)
             run(search.settings, [search.search])
             left.append(search.misfit())
-        return guesses[left.index(min(left))]
+        return options[left.index(min(left))]
 
 
 @dataclass(frozen=True, eq=False)
-class _Guess:
+class _Assumed:
     """What the attacker assumes of the local training: the plan, how many epochs have their own
     images, and the labels of all copies, client by client (None: searched with the images).
     """
@@ -166,13 +215,13 @@ class LocalSearch:
         settings: FedAvgMatching,
         observation: Observation,
         generator: torch.Generator,
-        guess: _Guess,
+        assumed: _Assumed,
     ) -> None:
-        self.copies = guess.copies
+        self.copies = assumed.copies
         self.sizes = observation.cohort
-        planned = _planned(observation, guess.plan)
-        if guess.labels is not None:
-            planned = replace(planned, labels=guess.labels)
+        planned = _planned(observation, assumed.plan)
+        if assumed.labels is not None:
+            planned = replace(planned, labels=assumed.labels)
             settings = replace(settings, labels="told")
         cohort = tuple(self.copies * size for size in self.sizes)
         self.settings = settings
@@ -182,7 +231,7 @@ class LocalSearch:
             moments = settings.together == "moments"
             apart = self.moments_apart if moments else self.matched_apart
             objective = self.search.objective
-            terms = (*objective.terms, _Together(settings.together_weight, apart))
+            terms = (*objective.terms, Penalty(settings.together_weight, apart))
             self.search.objective = replace(objective, terms=terms)
 
     def answer(self) -> Reconstruction:
@@ -195,15 +244,15 @@ class LocalSearch:
         """
         self.search.recall()
         objective = self.search.objective
-        images, labels = self.search.guess()
+        images, labels = self.search.candidate()
         rows = objective.seen_of(objective.rows(images, labels)).detach()
         nothing = torch.zeros_like(rows)
         seen = objective.seen
-        off, own, length = (
+        off, sent, length = (
             float(euclidean(*pair, objective.weights, []))
             for pair in ((rows, seen), (rows, nothing), (nothing, seen))
         )
-        share = off / math.sqrt(own * length) if own * length else math.inf
+        share = off / math.sqrt(sent * length) if sent * length else math.inf
         return share if math.isfinite(share) else math.inf
 
     def blocks(self, values: Tensor) -> list[Tensor]:
@@ -214,7 +263,11 @@ class LocalSearch:
     def orders(self, images: Tensor) -> list[Tensor]:
         """For each client (E, n): the index in the first epoch of each epoch's images."""
         matched = []
-        for block, named in zip(self.blocks(images), self.blocks(self.search.labels), strict=True):
+        for block, named in zip(
+            self.blocks(images),
+            self.blocks(self.search.labels),
+            strict=True,
+        ):
             flat = block.detach().double().flatten(2)
             rows = [torch.arange(block.shape[1])]
             for epoch in range(1, self.copies):
@@ -229,9 +282,22 @@ class LocalSearch:
     def matched_apart(self, images: Tensor) -> Tensor:
         """Mean squared distance of matched images from their mean over the epochs."""
         parts = []
-        for block, order in zip(self.blocks(images), self.orders(images), strict=True):
-            alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
-            parts.append((alike - alike.mean(0)).square().mean())
+        for block, order in zip(
+            self.blocks(images),
+            self.orders(images),
+            strict=True,
+        ):
+            matched = torch.stack(
+                [
+                    epoch[row]
+                    for epoch, row in zip(
+                        block,
+                        order,
+                        strict=True,
+                    )
+                ]
+            )
+            parts.append((matched - matched.mean(0)).square().mean())
         return torch.stack(parts).mean()
 
     def moments_apart(self, images: Tensor) -> Tensor:
@@ -250,71 +316,33 @@ class LocalSearch:
         last = self.search.images().detach()
         plan = task.plan
         named = self.blocks(answer.labels)
-        for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
+        for block, order, names in zip(
+            self.blocks(last),
+            self.orders(last),
+            named,
+            strict=True,
+        ):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             # Images behind the last step were never trained on, so they do not count.
             trained = at < plan.steps * (plan.batch_size or size)
             share = trained.gather(1, order).to(block)
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]
-            alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
+            alike = torch.stack(
+                [
+                    epoch[row]
+                    for epoch, row in zip(
+                        block,
+                        order,
+                        strict=True,
+                    )
+                ]
+            )
             images.append((share * alike).sum(0))
             labels.append(names[0])
         inputs = boxed(torch.cat(images).detach(), task)
         return replace(answer, inputs=inputs, labels=torch.cat(labels))
 
 
-@dataclass(frozen=True, eq=False)
-class _Together:
-    """The term that keeps the epochs' images equal, independent of the order in each epoch."""
-
-    weight: float
-    apart: Callable[[Tensor], Tensor]
-    layers: tuple[str, ...] = ()
-
-    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        return self.apart(images)
-
-
 def _planned(observation: Observation, plan: LocalPlan) -> Observation:
     return replace(observation, task=replace(observation.task, plan=plan))
-
-
-def _guess(
-    settings: FedAvgMatching, observation: Observation, generator: torch.Generator, plan: LocalPlan
-) -> _Guess:
-    planned = _planned(observation, plan)
-    copies = _epochs(settings, planned)
-    if settings.labels == "joint":
-        return _Guess(plan, copies, None)
-    return _Guess(plan, copies, _deal(settings, planned, copies, generator))
-
-
-def _epochs(settings: FedAvgMatching, observation: Observation) -> int:
-    """How many epochs have separate images."""
-    plan = observation.task.plan
-    size = plan.batch_size
-    if size is None or settings.epochs == "shared" or size >= max(observation.cohort):
-        return 1
-    if any(examples % size for examples in observation.cohort):
-        raise NotApplicable(
-            f"minibatches of {size} do not divide {observation.cohort} examples: give the attack "
-            'epochs = "shared"'
-        )
-    return math.ceil(plan.steps * size / min(observation.cohort))
-
-
-def _deal(
-    settings: FedAvgMatching, observation: Observation, copies: int, generator: torch.Generator
-) -> Tensor:
-    """Labels of all epochs, dealt in a separate order for each client and epoch."""
-    labels = observation.labels
-    if labels is None or settings.labels == "inferred":
-        labels = infer_labels(observation, generator)
-        labels = labels[permutation(len(labels), generator).to(labels.device)]
-    dealt = []
-    for own in torch.split(labels, list(observation.cohort)):
-        multiset = own.sort().values
-        for _ in range(copies):
-            dealt.append(multiset[permutation(len(own), generator).to(own.device)])
-    return torch.cat(dealt)

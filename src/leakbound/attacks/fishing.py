@@ -12,9 +12,10 @@ from leakbound import check, client
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.blind import answered
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
-from leakbound.attacks.planted import PixelPrior, answered, chosen, sent_by_attacker
+from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.losses import named
@@ -83,8 +84,8 @@ class Fishing(Attack):
         >>> public = lb.Batch(images[4:], torch.arange(200) % 3)
         >>> attack = Fishing("linear_inversion", "class", label=1)
         >>> threat, batch = lb.ThreatModel(server=Server.MALICIOUS), (images[:3], torch.arange(3))
-        >>> found = lb.simulate(model, batch, attack=attack, public=public, threat=threat)
-        >>> [score > 80 for score in found.scores]
+        >>> result = lb.simulate(model, batch, attack=attack, public=public, threat=threat)
+        >>> [score > 80 for score in result.scores]
         [False, True, False]
     """
 
@@ -124,20 +125,18 @@ class Fishing(Attack):
             share = (mine.mean(0) * self.expected - 1).abs()
             label = int(share.argmin()) if self.label is None else self.label
             row = parts[f"{head}.weight"][label].double()
-            return _written(task, head, label, row, -float((seen @ row).max()) - FAR)
+            return _written(task, label, row, -float((seen @ row).max()) - FAR)
         row, label, threshold = self._split(seen, mine)
         row = row * self.scale / (seen @ row).std().clamp_min(1e-12)
         # Where p is 1/2 against the K - 1 other classes, whose logits are 0.
         level = torch.tensor(classes - 1.0).log()
-        return _written(task, head, label, row, float(level - threshold * (row @ row).sqrt()))
+        return _written(task, label, row, float(level - threshold * (row @ row).sqrt()))
 
     def plant_each(self, task: Task, clients: int) -> list[Task]:
         planted = self.plant(task)
         others = planted
         if self.alone and planted is not task:
-            head = _head(task)
-            assert head is not None  # as `plant` found
-            others = _written(task, head, 0, torch.zeros(()), 0.0)
+            others = _written(task, 0, torch.zeros(()), 0.0)
         return [planted] + [others] * (clients - 1)
 
     def _split(self, seen: Tensor, mine: Tensor) -> tuple[Tensor, int, float]:
@@ -169,7 +168,11 @@ class Fishing(Attack):
         ends = torch.cat([ends[:1] - 1, ends, ends[-1:] + 1])
         return rows[row], label, float(ends[at : at + 2].mean())
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = sent_by_attacker(
             observation,
             summed_task,
@@ -178,40 +181,41 @@ class Fishing(Attack):
         )
         if not task.plan.is_gradient:
             raise NotApplicable("the output layer changes over several local steps")
-        head = _head(task)
         label = _label(task)
-        assert head is not None  # as _label found
-        assert label is not None
-        answer = PixelPrior.of(observation).mean.to(observation.update.rows)
-        answer = answer.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
-        slope, size = self._slope(observation, task, f"{head}.bias", label)
+        assert label is not None  # as `sent_by_attacker` found
+        mean = PixelPrior.of(observation).mean.to(observation.update.rows)
+        answer = mean.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
+        slope, size = self._slope(observation, task, label)
         if abs(slope) * size < 0.5:  # it was clipped, or examples of c and others canceled
             # one example of class c gives the mean -1 / size
             slope = -1 / size
         count = min(round(abs(slope) * size), observation.examples)
         problem = f"at most {count} of {observation.examples} examples are answered"
-        if bool(observation.update.rows.any()):
+        if observation.update.rows.any():
             inner = INNER[self.attack] if isinstance(self.attack, str) else self.attack
-            found = inner(_remaining(observation, task, head, label, slope, count), generator)
-            answer[:count] = found.inputs
-            problem = f"{problem}; {found.problem}" if found.problem else problem
+            left = inner(_remaining(observation, task, label, slope, count), generator)
+            answer[:count] = left.inputs
+            problem = f"{problem}; {left.problem}" if left.problem else problem
         return answered(observation, task, answer, problem)
 
     def _slope(
-        self, observation: Observation, task: Task, name: str, label: int
+        self,
+        observation: Observation,
+        task: Task,
+        label: int,
     ) -> tuple[float, float]:
         """The mean of p - (y = c) over the examples fished, and how many examples that mean has."""
+        name = f"{_head(task)}.bias"
         seen = float(sum(task.unflatten(row)[name][label] for row in observation.update.rows))
         cohort = observation.cohort
-        labels = observation.labels
         if observation.update.unit is Unit.EXAMPLE:
             return seen, 1.0
         if not self.alone or len(cohort) == 1:
             return seen, sum(cohort) / len(cohort)
         assert task.public is not None  # as `plant` found
         each = [task.public.labels] * len(cohort)
-        if labels is not None:
-            each = list(torch.split(labels, list(cohort)))
+        if observation.labels is not None:
+            each = list(torch.split(observation.labels, list(cohort)))
         classes = len(task.unflatten(task.parameters)[name])
         # Under a layer of zeros, p is 1 / K for every class: only the others' labels matter.
         seen -= sum(1 / classes - float((one == label).double().mean()) for one in each[1:])
@@ -234,8 +238,14 @@ def _label(task: Task) -> int | None:
     return int(rows[0]) if len(rows) == 1 else None
 
 
-def _written(task: Task, head: str, label: int, row: Tensor, bias: float) -> Task:
+def _written(
+    task: Task,
+    label: int,
+    row: Tensor,
+    bias: float,
+) -> Task:
     """The task with an output layer of one row."""
+    head = _head(task)
     flat = task.parameters.clone()
     parts = task.unflatten(flat)
     for name, value in (("weight", row), ("bias", torch.tensor(bias))):
@@ -256,15 +266,20 @@ def _discriminants(seen: Tensor, mine: Tensor) -> Tensor:
 
 
 def _remaining(
-    observation: Observation, task: Task, head: str, label: int, slope: float, count: int
+    observation: Observation,
+    task: Task,
+    label: int,
+    slope: float,
+    count: int,
 ) -> Observation:
     """What remains, as the update of `count` examples of class c under p = 0, without the layer."""
+    head = _head(task)
     names = {f"{head}.weight", f"{head}.bias"}
     index = torch.cat([torch.arange(a, z) for n, _, a, z in task.layout if n not in names])
     index = index.to(task.parameters.device)
     row = task.unflatten(task.parameters)[f"{head}.weight"][label]
     # At a bias of -1e4, p is exactly 0.
-    values = _written(task, head, label, row, -1e4).tensors()
+    values = _written(task, label, row, -1e4).tensors()
     model = copies.duplicate(task.model)
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -282,9 +297,24 @@ def _remaining(
     ).pruned(None if task.kept is None else task.kept[index])
     factor = torch.tensor(-1 / slope, dtype=torch.float64, device=index.device)
     update = chosen(observation.update.summed(Unit.CLIENT), index, factor)
-    seen = replace(observation, update=replace(update, examples=(count,)), task=below)
+    seen = replace(
+        observation,
+        update=replace(update, examples=(count,)),
+        task=below,
+    )
     labels = torch.full((count,), label, device=index.device)
     # The defense and the statistics are those of the whole batch.
-    seen = replace(seen, cohort=(count,), labels=labels, defense=None, statistics=None)
+    seen = replace(
+        seen,
+        cohort=(count,),
+        labels=labels,
+        defense=None,
+        statistics=None,
+    )
     threat = replace(observation.threat, labels_known=True)
-    return replace(seen, threat=threat, sent=None, history=())
+    return replace(
+        seen,
+        threat=threat,
+        sent=None,
+        history=(),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from leakbound._util import user_code
 from leakbound._util.modules import unfilled
 from leakbound.attacks.base import Attack
 from leakbound.attacks.matching.attack import GradientMatching
-from leakbound.attacks.matching.images import Images
+from leakbound.attacks.matching.images import Images, drawn
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -27,7 +27,12 @@ UNTRAINED = "untrained"
 class Untrained(nn.Module):
     """A small network of upsampling convolutions from latents (N, `latent`) to images in [0, 1]."""
 
-    def __init__(self, shape: tuple[int, int, int], latent: int, width: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        latent: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.latent = latent
         self.shape = shape
@@ -47,46 +52,52 @@ class Untrained(nn.Module):
         x = _doubled(x, (2 * self.side[0], 2 * self.side[1]))
         x = nn.functional.leaky_relu(self.norm(self.middle(x)), 0.2)
         x = nn.functional.leaky_relu(self.late_norm(self.late(_doubled(x, self.shape[1:]))), 0.2)
-        return cast(Tensor, self.last(x).sigmoid())
+        return self.last(x).sigmoid()
 
 
 class Generated(Images):
     """Images of a generator: the search moves its latents, or one copy of its weights per image."""
 
     def __init__(
-        self, model: nn.Module, latents: Tensor, box: tuple[float, float], *, weights: bool
+        self,
+        model: nn.Module,
+        latents: Tensor,
+        box: tuple[float, float],
+        *,
+        weights: bool,
     ) -> None:
         self.model = model
         self.box = box
         self.latents = latents
-        start = {name: p.detach() for name, p in model.named_parameters()}
-        self.names = list(start)
-        self.variables = []
+        self.copies = weights
+        self.names = [name for name, _ in model.named_parameters()]
         if weights:
-            self.variables = [
-                p.expand(len(latents), *p.shape).clone().requires_grad_() for p in start.values()
-            ]
+            start = [p.detach().expand(len(latents), *p.shape) for p in model.parameters()]
+            self.variables = [p.clone().requires_grad_() for p in start]
         else:
             self.latents = latents.clone().requires_grad_()
             self.variables = [self.latents]
-        self.copies = weights
 
     def __call__(self) -> Tensor:
         low, high = self.box
         if not self.copies:
-            drawn: Tensor = self.model(self.latents)
+            output = self.model(self.latents)
         else:
             weights = dict(zip(self.names, self.variables, strict=True))
-            drawn = vmap(self._one)(weights, self.latents)
+            output = vmap(self._one)(weights, self.latents)
         # A user's generator may leave [0, 1].
-        return (low + (high - low) * drawn).clamp(low, high)
+        return (low + (high - low) * output).clamp(low, high)
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:
-        return cast(Tensor, functional_call(self.model, weights, (latent[None],))[0])
+        return functional_call(self.model, weights, (latent[None],))[0]
 
 
 def build(
-    name: str, shape: tuple[int, ...], task: Task, generator: torch.Generator, latent: int
+    name: str,
+    shape: tuple[int, ...],
+    task: Task,
+    generator: torch.Generator,
+    latent: int,
 ) -> nn.Module:
     """The generator that a setting names, frozen, in eval mode, on the task's device: "untrained"
     with latents of size `latent`, or "package.module:build". `build(input_shape=(C, H, W))` returns
@@ -104,17 +115,18 @@ def build(
                 f"generator {name!r} returned {type(model).__name__}; return a torch.nn.Module "
                 "with a whole number `latent`, the size of what it maps to images"
             )
-    return model.to(task.parameters).eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.to(task.parameters).eval().requires_grad_(False)
 
 
-def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Generator) -> nn.Module:
+def _untrained(
+    shape: tuple[int, int, int],
+    latent: int,
+    generator: torch.Generator,
+) -> nn.Module:
     model = unfilled(lambda: Untrained(shape, latent, 32))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.ndim > 1:
-                p.copy_(normal(p.shape, generator) * (2 / p.shape[1:].numel()) ** 0.5)
-            else:
-                p.fill_(float("norm.weight" in name))
+            p.copy_(drawn(name, p.shape, generator, p))
     return model
 
 
@@ -169,36 +181,60 @@ class Gias(Attack):
     def __post_init__(self) -> None:
         check.count(latent=self.latent, restarts=self.restarts)
         check.count(latent_steps=self.latent_steps, weight_steps=self.weight_steps)
-        self._stage(1, self.latent_rate), self._stage(1, self.weight_rate)  # checks the rest
+        self._stage(1, self.latent_rate)  # checks the rest
+        self._stage(1, self.weight_rate)
 
     def _stage(self, steps: int, rate: float) -> GradientMatching:
         names = ("distance", "total_variation", "batch_norm", "statistics")
         settings = {name: getattr(self, name) for name in names}
         more = 0.04 if self.total_variation else 0.0
         return GradientMatching(
-            **settings, noise_variation=more, steps=steps, learning_rate=rate, signed=False
+            **settings,
+            noise_variation=more,
+            steps=steps,
+            learning_rate=rate,
+            signed=False,
         )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         first = self._stage(self.latent_steps, self.latent_rate)
         second = self._stage(self.weight_steps, self.weight_rate)
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return first(observation, generator)
         task = observation.task
-        shape = observation.input_shape
         starts = []
         for _ in range(self.restarts):
-            model = build(self.generator, shape, task, generator, self.latent)
+            model = build(self.generator, observation.input_shape, task, generator, self.latent)
             size = (observation.examples, int(model.latent))  # type: ignore[arg-type]
             latents = normal(size, generator, like=task.parameters)
             images = Generated(model, latents, task.input_range, weights=False)
-            search = begin(first, Objective.of(first, observation), generator, images=images)
+            search = begin(
+                first,
+                Objective.of(first, observation),
+                generator,
+                images=images,
+            )
             run(first, [search])
             search.recall()
-            starts.append((float(search.best), model, images.latents.detach(), search))
-        _, model, latents, first_search = min(starts, key=lambda start: start[0])
-        images = Generated(model, latents, task.input_range, weights=True)
-        search = begin(second, Objective.of(second, observation), generator, images=images)
+            starts.append((float(search.best), images, search))
+        _, images, first_search = min(starts, key=lambda start: start[0])
+        latents = images.latents.detach()
+        images = Generated(
+            images.model,
+            latents,
+            task.input_range,
+            weights=True,
+        )
+        search = begin(
+            second,
+            Objective.of(second, observation),
+            generator,
+            images=images,
+        )
         search.labels = first_search.labels
         run(second, [search])
         search.trace = first_search.trace + search.trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -85,18 +86,24 @@ class GradInversion(Attack):
         settings = {name: getattr(self, name) for name in SEARCHED}
         return GradientMatching(**settings, signed=False, schedule="cosine")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         if not has_neighbors(observation.input_shape):
             raise NotApplicable("registration needs images (C, H, W)")
         settings = self.search()
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return settings(observation, generator)
         searches = [settings.search(observation, generator) for _ in range(self.seeds)]
         steppers = [Loop(settings, [s]).step for s in searches]
         live = [True] * self.seeds
         for number in range(self.steps):
             if self.group and number >= self.after * self.steps and self.seeds > 1:
-                self._pull(searches)
+                images = [search.images().detach() for search in searches]
+                for search, mine in zip(searches, images, strict=True):
+                    search.pull = partial(self._apart, self._mean_onto(mine, images))
             for i, step in enumerate(steppers):
                 live[i] = live[i] and not step(number)
             if not any(live):
@@ -105,11 +112,12 @@ class GradInversion(Attack):
         self._consider_mean(best, searches)
         return answer(best)
 
-    def _pull(self, searches: list[Search]) -> None:
-        images = [search.images().detach() for search in searches]
-        for search, own in zip(searches, images, strict=True):
-            anchor = torch.stack([self._onto(own, other) for other in images]).mean(0)
-            search.pull = _Pull(self.group, anchor)
+    def _apart(self, anchor: Tensor, images: Tensor) -> Tensor:
+        return self.group * (images - anchor).square().mean()
+
+    def _mean_onto(self, images: Tensor, starts: list[Tensor]) -> Tensor:
+        """The mean of all starts' images, in the order and position of `images`."""
+        return torch.stack([self._onto(images, other) for other in starts]).mean(0)
 
     def _onto(self, images: Tensor, others: Tensor) -> Tensor:
         """The other start's images, in the order and position of `images`."""
@@ -119,7 +127,11 @@ class GradInversion(Attack):
         # NaN counts as worse than every correlation.
         rows, columns = linear_sum_assignment(-likeness.nan_to_num(-9.0).cpu().numpy())
         moved = [
-            torch.roll(others[b], tuple(int(v) for v in shifts[a, b]), dims=(1, 2))
+            torch.roll(
+                others[b],
+                tuple(int(v) for v in shifts[a, b]),
+                dims=(1, 2),
+            )
             for a, b in zip(rows, columns, strict=True)
         ]
         return torch.stack(moved)
@@ -129,25 +141,19 @@ class GradInversion(Attack):
         for search in searches:
             search.recall()
         images = [search.images().detach() for search in searches]
-        best_images = images[searches.index(best)]
-        mean = torch.stack([self._onto(best_images, other) for other in images]).mean(0)
         with torch.no_grad():
+            mean = self._mean_onto(images[searches.index(best)], images)
             best.images.variables[0].copy_(mean)
         best.pull = None
         # Keeps the mean as the best iterate if its objective is lower.
         Evaluator([best]).evaluate()
 
 
-@dataclass(frozen=True, eq=False)
-class _Pull:
-    weight: float
-    anchor: Tensor
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.weight * (images - self.anchor).square().mean()
-
-
-def _correlations(images: Tensor, others: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+def _correlations(
+    images: Tensor,
+    others: Tensor,
+    reach: int,
+) -> tuple[Tensor, Tensor]:
     """Best circular correlation (N, N) within `reach` pixels, and the shifts (N, N, 2) that give
     it: a shift moves the second image onto the first.
     """

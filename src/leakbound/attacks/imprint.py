@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.attacks.base import Attack
+from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
     Caught,
     Front,
     PixelPrior,
-    answered,
     caught,
     in_front,
     placed,
@@ -104,10 +104,8 @@ class RobbingTheFed(Attack):
         check.one_of(LAWS, law=self.law)
         check.positive(gain=self.gain)
         check.given(check.count, features=self.features)
-        if self.mean is not None or self.std is not None:
-            self._check_statistics()
-
-    def _check_statistics(self) -> None:
+        if self.mean is None and self.std is None:
+            return
         stated = f"mean is {self.mean} and std is {self.std}"
         if self.mean is None or self.std is None or not math.isfinite(self.mean):
             raise ValueError(f"{stated}; give two finite numbers, or neither")
@@ -138,12 +136,16 @@ class RobbingTheFed(Attack):
         thresholds = torch.cat([first, self._thresholds(seen).clamp(least, most)])
         return direction.expand(self.bins, features), -thresholds
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return self._read(observation, planted_task(observation, "imprint"))
 
     def _read(self, observation: Observation, task: Task) -> Reconstruction:
         prior = PixelPrior.of(observation)
-        edges = _edges(task)
+        edges = _Edges(task)
         images = []
         hits = 0
         alone = 0
@@ -155,7 +157,7 @@ class RobbingTheFed(Attack):
             hits += clear
             # Of s steps for n inputs, at most n - s hold more than one: at least 2 s - n hold one.
             alone += max(0, 2 * clear - row.examples)
-            moved = moved or edges.moved(task, row, decoded)
+            moved = moved or edges.moved(row, decoded)
         problem = None
         if moved:
             problem = "the thresholds passed over inputs in the local steps; give a smaller gain"
@@ -174,8 +176,7 @@ class RobbingTheFed(Attack):
         else:
             at = torch.arange(features, dtype=torch.float64) + 0.5
             draw = torch.cos(math.pi / features * at * self.frequency)
-        unit: Tensor = draw / draw.norm()
-        return unit
+        return draw / draw.norm()
 
     def _thresholds(self, seen: Tensor | None) -> Tensor:
         """The upper bins - 1 thresholds, increasing."""
@@ -183,10 +184,9 @@ class RobbingTheFed(Attack):
         if self.law == "public":
             assert seen is not None  # `plant` has asked
             return seen.quantile(levels)
-        if self.mean is not None and self.std is not None:
-            center = self.mean
-            spread = self.std
-        else:
+        center = self.mean
+        spread = self.std
+        if center is None or spread is None:
             assert seen is not None  # `plant` has asked for one of the two
             center = float(seen.mean())
             spread = float(seen.std())
@@ -204,13 +204,27 @@ class Routed(Front):
     """
 
     def __init__(
-        self, shape: torch.Size, clients: int, units: int, gain: float, inner: nn.Module
+        self,
+        shape: torch.Size,
+        clients: int,
+        units: int,
+        gain: float,
+        inner: nn.Module,
     ) -> None:
         super().__init__(shape.numel(), units, gain, "loki", inner)
         columns = clients * (shape.numel() + 1)
         channels = clients * (shape[0] + 1)
-        self.layer = nn.Linear(columns, units, bias=False).requires_grad_(False)
-        self.routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
+        self.layer = nn.Linear(
+            columns,
+            units,
+            bias=False,
+        ).requires_grad_(False)
+        self.routes = nn.Conv2d(
+            shape[0],
+            channels,
+            3,
+            padding=1,
+        ).requires_grad_(False)
         self.clients = clients
 
     def seen(self, inputs: Tensor) -> Tensor:
@@ -260,8 +274,8 @@ class Loki(RobbingTheFed):
         >>> streams = [lb.stream(0, "noise", i) for i in range(4)]
         >>> threat, summed = lb.ThreatModel(server=Server.MALICIOUS), lb.defenses.SecureAggregation
         >>> seen = lb.play(task, clients, summed(3), streams, threat=threat, attack=Loki())
-        >>> found = Loki()(seen.observation, lb.stream(0, "attack")).inputs
-        >>> bool((torch.cdist(images[:6].flatten(1), found.flatten(1)).amin(1) < 1e-3).all())
+        >>> result = Loki()(seen.observation, lb.stream(0, "attack")).inputs
+        >>> bool((torch.cdist(images[:6].flatten(1), result.flatten(1)).amin(1) < 1e-3).all())
         True
     """
 
@@ -290,45 +304,42 @@ class Loki(RobbingTheFed):
             planted.append(placed(task, model, block.repeat(1, clients).flatten(), *rest))
         return planted
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = planted_task(observation, "loki")
         update = observation.update.summed(Unit.COHORT)
         return self._read(replace(observation, update=update), task)
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """The layer's direction q (N,), and the two edges of every bin (k,)."""
+class _Edges:
+    """The layer [W | b] (units, N + 1), its direction q (N,), and the ends of all bins (units,)."""
 
-    direction: Tensor
-    lower: Tensor
-    upper: Tensor
+    def __init__(self, task: Task) -> None:
+        assert isinstance(task.model, Front)  # as planted_task found
+        self.plan = task.plan
+        self.layer = task.model.part(task.parameters[None])[0].double()  # the first client's
+        scaled = self.layer * task.model.gain * len(self.layer)
+        self.direction = scaled[0, :-1]
+        self.lower = -scaled[:, -1]
+        self.upper = torch.cat([self.lower[1:], self.lower.new_tensor([math.inf])])
 
-    def moved(self, task: Task, row: Caught, images: Tensor) -> bool:
+    def moved(self, row: Caught, images: Tensor) -> bool:
         """Whether several local steps moved the layer enough to switch an image's units."""
-        if task.plan.steps == 1:
+        if self.plan.steps == 1:
             return False
-        before = _layer_of(task)
-        after = before - task.plan.learning_rate * task.plan.steps * row.values
+        after = self.layer - self.plan.learning_rate * self.plan.steps * row.values
         inputs = torch.cat([images, images.new_ones(len(images), 1)], 1)
-        return not torch.equal(inputs @ before.T > 0, inputs @ after.T > 0)
+        return not torch.equal(inputs @ self.layer.T > 0, inputs @ after.T > 0)
 
 
-def _layer_of(task: Task) -> Tensor:
-    """[W | b] (units, N + 1) of the layer, float64; the first client's."""
-    assert isinstance(task.model, Front)  # as planted_task found
-    return task.model.part(task.parameters[None])[0].double()
-
-
-def _edges(task: Task) -> Edges:
-    assert isinstance(task.model, Front)  # as planted_task found
-    layer = _layer_of(task)
-    layer = layer * task.model.gain * len(layer)
-    lower = -layer[:, -1]
-    return Edges(layer[0, :-1], lower, torch.cat([lower[1:], lower.new_tensor([math.inf])]))
-
-
-def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]:
+def _decoded(
+    row: Caught,
+    edges: _Edges,
+    prior: PixelPrior,
+) -> tuple[Tensor, int]:
     """The images (n, N) behind the steps, the clearest first, and how many are clear: their
     expected squared error is at most a quarter of the prior's.
     """
@@ -387,7 +398,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
         total[: j + 1] = after
         least, at = (best[: j + 1] + cost[: j + 1] + price).min(0)
         best[j + 1] = zero[j + 1]
-        if bool(least < zero[j + 1]):
+        if least < zero[j + 1]:
             best[j + 1] = least
             came[j + 1] = int(at)
     starts = []
@@ -398,7 +409,13 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     return starts[::-1]
 
 
-def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPrior) -> Tensor:
+def _size(
+    step: Tensor,
+    variance: Tensor,
+    edges: _Edges,
+    at: int,
+    prior: PixelPrior,
+) -> Tensor:
     """The step of the bias, estimated from itself and from q.x, which its bin confines."""
     rise = step[-1]
     trust = 1 / variance[-1]
@@ -408,18 +425,18 @@ def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPri
     q = torch.where(seen, edges.direction, 0)
     whole = (edges.direction * prior.mean).sum()
     # The outermost bins are too wide to confine q.x: the prior does.
-    if at == 0 or not bool(width.isfinite()) or not bool(whole.abs() > 0):
+    if at == 0 or not width.isfinite() or not whole.abs() > 0:
         middle = whole
         width = torch.zeros_like(whole)
         inside = (edges.direction.square() * prior.variance).sum() * len(q)
     else:
         # The variance of a uniform distribution over the bin.
         inside = width.square() / 12
-    kept = (q * prior.mean).sum() / whole if bool(whole.abs() > 0) else whole
+    kept = (q * prior.mean).sum() / whole if whole.abs() > 0 else whole
     expected = middle * kept
-    if not bool(seen.all()):
+    if not seen.all():
         inside = inside + (q.square() * prior.variance).sum()
-    if not bool(expected.abs() > 0):
+    if not expected.abs() > 0:
         return rise
     other = (q * step[:-1]).sum() / expected
     noise = (q.square() * torch.where(seen, variance[:-1], 0)).sum()

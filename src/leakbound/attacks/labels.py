@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound._util import copies
-from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import outputs_of, parameter, probed, summed_task
-from leakbound.client import forward, local_update
+from leakbound.attacks.analytic import LinearInversion, layer_part
+from leakbound.attacks.base import outputs_of, parameter, probed, summed_task, uniform_inputs
+from leakbound.client import forward, layer_inputs, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
-from leakbound.randomness import uniform
 
 STAND_INS = 64
 PUBLIC = 256
@@ -52,7 +50,10 @@ class LastLayer:
         return self.weight
 
 
-def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
+def infer_labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update: the rule "bias".
 
     Under cross-entropy, the last layer's bias gradient is the mean of p - y. With one example, its
@@ -99,7 +100,10 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
     return fill(expected, observation.examples, certain=layer.bias < 0)
 
 
-def label_totals(observation: Observation, generator: torch.Generator) -> Tensor:
+def label_totals(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Expected sums (K,) of the labels of all examples, one per output; for class maps, of pixels.
 
     The last layer's bias gradient is scale (mean - label) / (B terms), summed over examples and
@@ -131,7 +135,10 @@ def label_totals(observation: Observation, generator: torch.Generator) -> Tensor
 
 
 def _of_loss(
-    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+    loss: NamedLoss,
+    layer: LastLayer,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     pixels = layer.weight is not None and layer.weight.ndim > 2
     if pixels or not loss.elementwise:
@@ -165,7 +172,10 @@ def _of_loss(
 
 
 def _exact(
-    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+    loss: NamedLoss,
+    layer: LastLayer,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     """The label (K,) of one example, as the loss takes it."""
     if layer.bias is not None and loss.targets == "binary":
@@ -175,22 +185,26 @@ def _exact(
     assert loss.mean is not None  # of elementwise losses
     task = layer.task
     bias = layer.bias.double()
-    held = task.tensors()
-    bias_name = parameter(layer.name, "bias")
+    weight, shift = layer_part(task, task.parameters, layer.name)
     inside = bias @ layer.weight.double() / bias.square().sum()
-    weight = held[parameter(layer.name, "weight")].double()
-    output = weight @ inside + held[bias_name].double()
+    output = weight.double() @ inside + shift.double()
     label = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
         # Not coded: the label that is solved for has a number for each output.
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
-        label = _solved(wide, bias_name, row, image, label)
+        label = _solved(wide, parameter(layer.name, "bias"), row, image, label)
     return label.to(layer.bias)
 
 
-def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) -> Tensor:
+def _solved(
+    task: Task,
+    name: str,
+    row: Tensor,
+    image: Tensor,
+    start: Tensor,
+) -> Tensor:
     """The label (K,) for which local training on the image gives the update, by its last bias."""
     bias = task.unflatten(row)[name]
 
@@ -220,6 +234,15 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
     raise NotApplicable("no label explains the last layer's gradient after the local steps")
 
 
+def known_or_inferred(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
+    """The labels that the attacker knows, else those of `infer_labels`."""
+    labels = observation.labels
+    return infer_labels(observation, generator) if labels is None else labels
+
+
 def last_layer(observation: Observation) -> LastLayer:
     task = summed_task(observation)
     name = _last(task, outputs_of(observation))
@@ -231,9 +254,9 @@ def last_layer(observation: Observation) -> LastLayer:
             f"the last linear layer {name!r} is frozen: its gradient, which reveals labels, is not "
             "sent"
         )
-    if bias is not None and not (bias != 0).any():
+    if bias is not None and not bias.any():
         bias = None  # withheld
-    if bias is None and (weight is None or not (weight != 0).any()):
+    if bias is None and (weight is None or not weight.any()):
         raise NotApplicable("the last layer's gradient is zero: it reveals no label")
     return LastLayer(task, name, weight, bias)
 
@@ -245,7 +268,12 @@ def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
     return observation.examples * output - per_client * signal
 
 
-def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> Tensor:
+def fill(
+    expected: Tensor,
+    examples: int,
+    *,
+    certain: Tensor | None = None,
+) -> Tensor:
     """The most likely multiset of labels, largest expected count (K,) first. `certain` (K,) marks
     classes that get at least one example each, as long as examples remain.
     """
@@ -270,20 +298,14 @@ def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
     domain = observation.task.domain
     if domain is not None and not domain.dtype.is_floating_point:
         return domain.start(STAND_INS, generator).to(observation.task.parameters.device)
-    low, high = observation.task.input_range
-    shape = (STAND_INS, *observation.input_shape)
-    return low + (high - low) * uniform(shape, generator, like=observation.task.parameters)
+    return uniform_inputs(observation.task, (STAND_INS, *observation.input_shape), generator)
 
 
 def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
-    # A copy: the hook must not stay on the model of the client.
-    model = copies.duplicate(task.model)
-    features = []
-    model.get_submodule(name).register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
-        output = forward(replace(task, model=model), inputs).softmax(-1)
-    return output, features[0].flatten(1).sum(1)
+        features = layer_inputs(task, inputs, [name])[name]
+        return forward(task, inputs).softmax(-1), features.flatten(1).sum(1)
 
 
 def _last(task: Task, outputs: int | None) -> str:
@@ -302,7 +324,11 @@ def _last(task: Task, outputs: int | None) -> str:
     return str(layers[-1][0])
 
 
-def infer(rule: str, observation: Observation, generator: torch.Generator) -> Tensor:
+def infer(
+    rule: str,
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update, by the named rule.
 
     Assumptions: a linear last layer with one row per class; cross-entropy for all rules but "bias".
@@ -384,10 +410,8 @@ def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
     classes = len(offset)
     impact = (offset.mean() - total) * (1 + 1 / classes) / examples
     left = layer.rows.sum(1) / len(observation.cohort)
-    labels: list[int] = []
-    for label in left.argsort(stable=True).tolist()[:examples]:
-        if left[label] < 0:
-            labels.append(label)
+    least = left.argsort(stable=True).tolist()[:examples]
+    labels = [label for label in least if left[label] < 0]
     left[labels] -= impact
     left = left - offset
     while len(labels) < examples:
@@ -403,8 +427,8 @@ def geng(observation: Observation, generator: torch.Generator) -> Tensor:
     """
     layer = _checked(observation)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
-    signal = layer.rows.sum(1) / _positive(totals.mean())
-    return fill(counts(output.mean(0), signal, observation), observation.examples)
+    expected = _by_sums(layer, output.mean(0), totals.mean(), observation)
+    return fill(expected, observation.examples)
 
 
 def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
@@ -426,8 +450,7 @@ def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
         if step:
             mean = torch.lerp(mean, after.mean(0), past)
             total = torch.lerp(total, totals_after.mean(), past)
-        signal = layer.rows.sum(1) / _positive(total)
-        expected += counts(mean, signal, observation) / plan.steps
+        expected += _by_sums(layer, mean, total, observation) / plan.steps
     if not torch.isfinite(expected).all():
         raise NotApplicable("the weights at the end of the local steps give no finite output")
     return fill(expected, observation.examples)
@@ -449,11 +472,10 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
         raise NotApplicable("ma needs the gradient of the last layer's bias")
     clients = len(observation.cohort)
     examples = observation.examples
-    held = layer.task.unflatten(layer.task.parameters)
+    weight, shift = layer_part(layer.task, layer.task.parameters, layer.name)
     bias = layer.bias.double() / clients
     means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
-    outputs = means @ held[parameter(layer.name, "weight")].double().T
-    outputs = outputs + held[parameter(layer.name, "bias")].double()
+    outputs = means @ weight.double().T + shift.double()
     system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
     scale = float(bias.abs().max())
     # The heavy last equation makes the counts add up to N.
@@ -477,16 +499,27 @@ LABEL_RULES: dict[str, Rule] = {
 
 def _checked(observation: Observation) -> LastLayer:
     layer = last_layer(observation)
-    if (loss := named(observation.task.loss).name) != "cross_entropy":
+    loss = named(observation.task.loss).name
+    if loss != "cross_entropy":
         raise NotApplicable(f"the rule is for cross-entropy, and the loss is {loss}")
     if not torch.isfinite(layer.rows).all():
         raise NotApplicable("the last layer's gradient is not finite")
-    if not (layer.rows != 0).any():
+    if not layer.rows.any():
         raise NotApplicable("the last layer's weight gradient is zero: it reveals no label")
     return layer
 
 
+def _by_sums(
+    layer: LastLayer,
+    output: Tensor,
+    total: Tensor,
+    observation: Observation,
+) -> Tensor:
+    """Expected examples (K,) by mean probabilities, the rows and the mean sum of their input."""
+    return counts(output, layer.rows.sum(1) / _positive(total), observation)
+
+
 def _positive(total: Tensor) -> Tensor:
-    if not float(total) > 0:
+    if not total > 0:
         raise NotApplicable("the last layer's input has no positive sum on other images")
     return total

@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from leakbound.core import Reconstruction
 
+__all__ = ["tick"]
+
 EVALUATIONS = 20
 """The most evaluations of the objective in one step of L-BFGS."""
 STEPS = ("steps", "generations")
@@ -35,7 +37,9 @@ class Pace:
     """
 
     def __init__(
-        self, seconds: float | None = None, watch: Callable[[int], None] | None = None
+        self,
+        seconds: float | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> None:
         # Monotonic: a change of the system's clock must not move the limit.
         self.end = math.inf if seconds is None else time.monotonic() + seconds
@@ -71,13 +75,6 @@ class Pace:
             self._watch(self.steps)
         if self._above is not None:
             self._above.step()
-
-    def noted(self, answer: Reconstruction) -> Reconstruction:
-        """The answer; if the search was stopped, its `problem` says so."""
-        if not self.cut:
-            return answer
-        words = f"stopped early, after {self.steps} steps"
-        return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
 # A context variable: searches of different threads have their own limits.
@@ -127,8 +124,12 @@ def ended_by_interrupt(pace: Pace) -> Iterator[None]:
 
 
 def noted(answer: Reconstruction) -> Reconstruction:
+    """The answer; if the search was stopped, its `problem` says so."""
     pace = _OPEN.get()
-    return answer if pace is None else pace.noted(answer)
+    if pace is None or not pace.cut:
+        return answer
+    words = f"stopped early, after {pace.steps} steps"
+    return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
 def planned(attack: Any) -> int:

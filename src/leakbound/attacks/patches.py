@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed, modules_of, seen_by, summed_task
-from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.base import Attack, modules_of, seen_by, summed_task
+from leakbound.attacks.blind import answered
+from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.pace import tick
 from leakbound.client import call
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
@@ -53,23 +55,25 @@ class PatchInversion(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> given = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
-        >>> model = lb.models.vit(width=16, **given)
+        >>> settings = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
+        >>> model = lb.models.vit(width=16, **settings)
         >>> batch = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8), torch.tensor([1])
         >>> lb.simulate(model, batch, attack=PatchInversion()).scores[0] > 60
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         if observation.examples > 1:
             raise NotApplicable("the patches of several images add up: it is for one image")
         name, layer = patch_layer(task, observation.input_shape)
         sent = task.unflatten(observation.update.rows.sum(0).double())
         weight = sent[f"{name}.weight"].flatten(1)
-        count = math.prod(
-            s // k for s, k in zip(observation.input_shape[1:], layer.kernel_size, strict=True)
-        )
+        count = _places(layer, observation.input_shape)
         slopes, off = _positions(sent, f"{name}.bias", count, len(weight))
         values = torch.linalg.svdvals(slopes)
         rank = int((values > STEEP * values[0]).sum())
@@ -79,8 +83,7 @@ class PatchInversion(Attack):
         patches = torch.linalg.pinv(slopes.T / size, rtol=STEEP) @ (weight / size)
 
         def left(patches: Tensor) -> Tensor:
-            lost: Tensor = ((slopes.T @ patches - weight) / size).norm() / (weight / size).norm()
-            return lost
+            return ((slopes.T @ patches - weight) / size).norm() / (weight / size).norm()
 
         low, high = task.input_range
         # Images mostly have 8 bits; exact pixels remove what rounding left.
@@ -101,8 +104,9 @@ class PatchInversion(Attack):
             shares = f"{share:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
             problem = f"patches leave {shares}: noise"
         problem = problem or unlike(task, observation.input_shape, name)
-        inputs = boxed(image.to(observation.update.rows), task)
-        return Reconstruction(inputs, observation.labels, share, (), problem)
+        return answered(
+            observation, task, image, problem, labels=observation.labels, objective=share
+        )
 
 
 def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
@@ -126,7 +130,24 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
     return kept[0], layers[kept[0]]
 
 
-def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tuple[Tensor, float]:
+def _places(layer: Any, shape: tuple[int, ...]) -> int:
+    """How many patches an image of this shape has."""
+    return math.prod(
+        s // k
+        for s, k in zip(
+            shape[1:],
+            layer.kernel_size,
+            strict=True,
+        )
+    )
+
+
+def _positions(
+    sent: dict[str, Tensor],
+    bias: str,
+    count: int,
+    width: int,
+) -> tuple[Tensor, float]:
     """(count, width) the gradients of the patches' positions, which add up to the bias'; and the
     relative difference.
     """
@@ -200,8 +221,8 @@ class PatchSpan(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> given = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
-        >>> model = lb.models.vit(width=24, layers=2, **given)
+        >>> settings = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
+        >>> model = lb.models.vit(width=24, layers=2, **settings)
         >>> batch = torch.rand(2, 1, 8, 8, generator=lb.stream(0, "batch")), torch.arange(2)
         >>> min(lb.simulate(model, batch, attack=PatchSpan()).scores) > 60
         True
@@ -212,9 +233,17 @@ class PatchSpan(Attack):
     most: int = 2048
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, starts=self.starts, most=self.most)
+        check.count(
+            steps=self.steps,
+            starts=self.starts,
+            most=self.most,
+        )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         count = observation.examples
         if count < 2:
@@ -229,23 +258,37 @@ class PatchSpan(Attack):
         unknown = count * len(space.base) * space.basis.shape[1]
         if unknown > self.most:
             raise NotApplicable(f"{unknown} numbers are unknown, and `most` is {self.most}")
-        labels = observation.labels
-        labels = infer_labels(observation, generator) if labels is None else labels
-        fit = _Fit.of(exact, update, labels, space, unknown, generator)
+        labels = known_or_inferred(observation, generator)
+        fit = _Fit(exact, update, labels, space, unknown, generator)
         low, high = task.input_range
         middle = (space.basis.T @ ((low + high) / 2 - space.base).T).T.repeat(count, 1).reshape(-1)
         best = middle
         left = math.inf
         for near in (NEAR, *[FAR] * (self.starts - 1)):
-            start = middle + near * (high - low) * normal((unknown,), generator, like=middle)
-            best, left = min((best, left), fit.searched(start, self.steps), key=lambda at: at[1])
+            start = middle + near * (high - low) * normal(
+                (unknown,),
+                generator,
+                like=middle,
+            )
+            best, left = min(
+                (best, left),
+                fit.searched(start, self.steps),
+                key=lambda at: at[1],
+            )
             if left <= UNEXPLAINED or tick():
                 break
         problem = f"the answer leaves {left:.1g} of the update" if left > UNEXPLAINED else None
         name, _ = patch_layer(task, observation.input_shape)
         problem = problem or unlike(task, observation.input_shape, name)
-        inputs = boxed(space.images(best).to(observation.update.rows), task)
-        return Reconstruction(inputs, labels, left, (), problem)
+        images = space.images(best)
+        return answered(
+            observation,
+            task,
+            images,
+            problem,
+            labels=labels,
+            objective=left,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,13 +306,23 @@ class _Space:
         patches = self.base.to(free) + numbers @ self.basis.T.to(free)
         kernel = self.layer.kernel_size
         stride = self.layer.stride
-        return nn.functional.fold(patches.transpose(1, 2), self.side, kernel, stride=stride)
+        return nn.functional.fold(
+            patches.transpose(1, 2),
+            self.side,
+            kernel,
+            stride=stride,
+        )
 
 
-def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _Space:
+def _space(
+    task: Task,
+    update: Tensor,
+    shape: tuple[int, ...],
+    count: int,
+) -> _Space:
     """Where the patches lie: their vectors behind the norm are in the span of the readers' rows."""
     name, layer = patch_layer(task, shape)
-    places = math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
+    places = _places(layer, shape)
     vectors, norm, readers, early = _first_norm(task, shape)
     sent = task.unflatten(update)
     now = task.tensors()
@@ -288,8 +341,7 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     def outside(rows: Tensor) -> Tensor:
         # A layer norm removes the mean of every vector.
         rows = rows - rows.mean(1, keepdim=True)
-        rest: Tensor = rows - rows @ span.T @ span
-        return rest
+        return rows - rows @ span.T @ span
 
     kernel = now[f"{name}.weight"].flatten(1)
     kernel_rows = nn.functional.normalize(sent[f"{name}.weight"].flatten(1))
@@ -309,57 +361,57 @@ def _first_norm(
     seen: list[tuple[str, Tensor, Tensor]] = []
     readers: list[str] = []
 
-    def norms(name: str) -> Any:
-        return lambda _, args, out: seen.append((name, args[0], out))
+    def watch(name: str, module: nn.Module) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if isinstance(module, nn.LayerNorm):
+                seen.append((name, args[0], output))
+            elif seen and args and args[0] is seen[0][2] and f"{name}.weight" in task.names:
+                readers.append(name)
 
-    def linear(name: str) -> Any:
-        return lambda _, args: (
-            readers.append(name) if seen and args and args[0] is seen[0][2] else None
-        )
+        return note
 
-    modules = list(task.model.named_modules())
-    hooks = [m.register_forward_hook(norms(n)) for n, m in modules if isinstance(m, nn.LayerNorm)]
-    hooks += [
-        m.register_forward_pre_hook(linear(n))
-        for n, m in modules
-        if isinstance(m, nn.Linear) and f"{n}.weight" in task.names
-    ]
     leaves = {n: v.detach().requires_grad_() for n, v in task.unflatten(task.parameters).items()}
-    try:
-        with torch.enable_grad():
-            call(task, {**task.buffers, **leaves}, torch.zeros(1, *shape).to(task.parameters))
-            if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
-                raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
-            slopes = torch.autograd.grad(seen[0][1].sum(), list(leaves.values()), allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    early = frozenset(n for n, s in zip(leaves, slopes, strict=True) if s is not None)
-    return seen[0][1][0].detach(), seen[0][0], readers, early
+    with ExitStack() as hooks, torch.enable_grad():
+        for name, module in modules_of(task, (nn.LayerNorm, nn.Linear)).items():
+            hooks.enter_context(module.register_forward_hook(watch(name, module)))
+        call(task, {**task.buffers, **leaves}, torch.zeros(1, *shape).to(task.parameters))
+    if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
+        raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
+    norm, vectors, _ = seen[0]
+    slopes = torch.autograd.grad(
+        vectors.sum(),
+        list(leaves.values()),
+        allow_unused=True,
+    )
+    early = frozenset(
+        n
+        for n, s in zip(
+            leaves,
+            slopes,
+            strict=True,
+        )
+        if s is not None
+    )
+    return vectors[0].detach(), norm, readers, early
 
 
-@dataclass(frozen=True, eq=False)
 class _Fit:
     """What candidates leave of the update: weighted, and summed in groups with random signs."""
 
-    exact: Task
-    rough: Task
-    update: Tensor
-    labels: Tensor
-    space: _Space
-    weights: Tensor
-    rows: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         task: Task,
         update: Tensor,
         labels: Tensor,
         space: _Space,
         unknown: int,
         generator: torch.Generator,
-    ) -> _Fit:
+    ) -> None:
+        self.exact = task
+        self.rough = task.to(update.device, torch.float32)
+        self.update = update
+        self.labels = labels
+        self.space = space
         total = update.norm().clamp_min(1e-300)
         weights = []
         for name, part in task.unflatten(update).items():
@@ -369,9 +421,9 @@ class _Fit:
             weights.append(weight.expand(part.numel()))
         # Random signs: entries of one kind would cancel or add up in a group.
         signs = (uniform((len(update),), generator, like=update) - 0.5).sign()
-        rough = task.to(update.device, torch.float32)
-        rows = min(ROWS * unknown, len(update)) | 1  # odd, so that columns do not fall in one row
-        return cls(task, rough, update, labels, space, torch.cat(weights) * signs, rows)
+        self.weights = torch.cat(weights) * signs
+        # Odd, so that columns do not fall in one row.
+        self.rows = min(ROWS * unknown, len(update)) | 1
 
     def grouped(self, vector: Tensor) -> Tensor:
         scaled = self.weights.to(vector) * vector
@@ -420,7 +472,12 @@ class _Fit:
             slope, fresh = (slope, False) if ratio < STALE else (None, False)
         return free, float(left.norm()) / total
 
-    def _step(self, free: Tensor, left: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(
+        self,
+        free: Tensor,
+        left: Tensor,
+        slope: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """The step with the least damping among those with a good fall, and what it leaves."""
         values, turn = torch.linalg.eigh(slope.T @ slope)
         along = turn.T @ (slope.T @ left)

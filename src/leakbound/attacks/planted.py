@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import boxed, summed_task
-from leakbound.attacks.blind import VANISHED, public_examples
+from leakbound.attacks.base import summed_task
+from leakbound.attacks.blind import public_examples
 from leakbound.core import (
     Exact,
     Gaussian,
@@ -17,7 +17,6 @@ from leakbound.core import (
     Law,
     NotApplicable,
     Observation,
-    Reconstruction,
     Server,
     Task,
     Unknown,
@@ -35,7 +34,14 @@ class Front(nn.Module):
     no share of a clip norm.
     """
 
-    def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
+    def __init__(
+        self,
+        features: int,
+        units: int,
+        gain: float,
+        kind: str,
+        inner: nn.Module,
+    ) -> None:
         super().__init__()
         self.layer = nn.Linear(features, units).requires_grad_(False)
         self.inner = inner
@@ -46,8 +52,7 @@ class Front(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         caught = self.layer(self.seen(inputs)).relu().sum(1) * self.gain
-        output: Tensor = self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
-        return output
+        return self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
 
     def seen(self, inputs: Tensor) -> Tensor:
         """What the layer takes of inputs (B, *S), as vectors."""
@@ -66,7 +71,13 @@ def takes_numbers(task: Task) -> bool:
     return task.domain is None or task.domain.dtype.is_floating_point
 
 
-def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
+def in_front(
+    task: Task,
+    weight: Tensor,
+    bias: Tensor,
+    gain: float,
+    kind: str,
+) -> Task:
     """The task with a malicious layer of weight (units, N) and bias (units,) before its model. W
     and b are divided by (gain units): the image is brightened by the mean of relu(W_i x + b_i) for
     any gain, and the model still works. The task is unchanged if the model takes tokens.
@@ -78,7 +89,12 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
     return placed(task, model, torch.cat([weight.flatten(), bias]) / (gain * units))
 
 
-def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
+def placed(
+    task: Task,
+    model: nn.Module,
+    before: Tensor,
+    *after: Tensor,
+) -> Task:
     """The task with its model inside another, whose own weights come before and after."""
     like = task.parameters
     kept = task.kept
@@ -88,7 +104,12 @@ def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
         first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
         kept = torch.cat([first, kept, *rest])
     buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
-    moved = replace(task, model=model.to(like), parameters=torch.cat(parts), kept=kept)
+    moved = replace(
+        task,
+        model=model.to(like),
+        parameters=torch.cat(parts),
+        kept=kept,
+    )
     return replace(moved, buffers=buffers)
 
 
@@ -107,7 +128,7 @@ def sent_by_attacker(
         raise NotApplicable("a malicious layer takes numbers, and this model takes tokens")
     if not holds(task):
         raise NotApplicable(f"the model that was sent holds no {lacks}")
-    if not bool(observation.update.rows.isfinite().all()):
+    if not observation.update.rows.isfinite().all():
         raise NotApplicable("the update is not finite")
     return task
 
@@ -120,16 +141,6 @@ def planted_task(observation: Observation, kind: str) -> Task:
         lambda task: isinstance(task.model, Front) and task.model.kind == kind,
         lacks=f"{kind}: it has no public images to build one from",
     )
-
-
-def answered(
-    observation: Observation, task: Task, inputs: Tensor, problem: str | None
-) -> Reconstruction:
-    """Inputs in the range of the task, in any order: the labels are not those of the batch."""
-    inputs = inputs.to(observation.update.rows).reshape(observation.batch_shape)
-    if not bool(observation.update.rows.any()):
-        problem = VANISHED
-    return Reconstruction(boxed(inputs, task), None, problem=problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +157,12 @@ class Caught:
     examples: int
 
 
-def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
+def caught(
+    observation: Observation,
+    task: Task,
+    *,
+    differences: bool,
+) -> list[Caught]:
     """What each row of the update holds of the malicious layer; each client's part of it, if the
     model keeps these apart. `differences`: most units equal their neighbor (bins); otherwise some
     units are empty (traps). These units show unknown noise.
@@ -198,19 +214,28 @@ def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
     """Some coordinates of an update, each times a public factor, with their distribution."""
     law: Law = update.law
 
-    def own(values: float | Tensor) -> Tensor:
-        wide = torch.as_tensor(values, dtype=torch.float64, device=index.device)
+    def at_index(values: float | Tensor) -> Tensor:
+        wide = torch.as_tensor(
+            values,
+            dtype=torch.float64,
+            device=index.device,
+        )
         return wide.expand(update.rows.shape[-1:])[index]
 
     if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
         law = Unknown("the noise is correlated, but this attack takes it as independent")
     elif isinstance(law, Gaussian):
-        law = replace(law, covariance=own(law.variance) * factor.square())
+        law = replace(law, covariance=at_index(law.variance) * factor.square())
     elif isinstance(law, Laplace):
-        law = replace(law, scale=own(law.scale) * factor.square().sqrt())
+        law = replace(law, scale=at_index(law.scale) * factor.square().sqrt())
     mask = None if update.mask is None else update.mask[:, index]
     rows = (update.rows[:, index].double() * factor).to(update.rows)
-    return replace(update, rows=rows, law=law, mask=mask)
+    return replace(
+        update,
+        rows=rows,
+        law=law,
+        mask=mask,
+    )
 
 
 @dataclass(frozen=True, eq=False)

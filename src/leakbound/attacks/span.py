@@ -100,7 +100,7 @@ class Span:
     @property
     def outside(self) -> Tensor:
         """(d, free) an orthonormal basis of what lies outside."""
-        whole: Tensor = torch.linalg.qr(self.basis, mode="complete")[0]
+        whole = torch.linalg.qr(self.basis, mode="complete")[0]
         return whole[:, self.rank :]
 
     def on(self, places: Tensor) -> Span:
@@ -121,7 +121,7 @@ class Span:
 
     def allowed(self, weights: Tensor) -> Tensor:
         """The allowed distance of points whose weights of singular directions have these norms."""
-        spread: Tensor = self.noise * self.tolerance.deviations(self.free) * weights
+        spread = self.noise * self.tolerance.deviations(self.free) * weights
         return spread.clamp(self.tolerance.least, self.tolerance.most)
 
     def chance(self, allowed: Any, free: int) -> Any:
@@ -142,7 +142,10 @@ class Span:
 
 
 def independent(
-    points: Tensor, most: int, least: float, basis: Tensor | None = None
+    points: Tensor,
+    most: int,
+    least: float,
+    basis: Tensor | None = None,
 ) -> tuple[list[int], Tensor]:
     """The first of points (n, d) that depend neither on those before nor on a basis (k, d).
 
@@ -165,7 +168,10 @@ def independent(
 
 
 def above_noise(
-    observation: Observation, values: Tensor, variance: Tensor, chance: float
+    observation: Observation,
+    values: Tensor,
+    variance: Tensor,
+    chance: float,
 ) -> Tensor:
     """Which rows (n, d) noise of these variances alone would give with less than a chance.
 

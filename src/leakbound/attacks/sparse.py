@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,14 @@ from leakbound import check
 from leakbound.attacks.analytic import first_layer, layer_part
 from leakbound.attacks.base import (
     Attack,
-    boxed,
     expected_rows,
     modules_of,
     parameter,
     seen_by,
     summed_task,
+    uniform_inputs,
 )
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import answered, gray
 from leakbound.attacks.span import independent
 from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -114,8 +114,8 @@ class SparseRecovery(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.rand(3, 1, 6, 6, generator=lb.stream(0, "batch")), torch.arange(3)
-        >>> found = lb.simulate(model, batch, attack=SparseRecovery(), classes=3)
-        >>> found.answer.problem, min(found.scores) > 60
+        >>> result = lb.simulate(model, batch, attack=SparseRecovery(), classes=3)
+        >>> result.answer.problem, min(result.scores) > 60
         (None, True)
     """
 
@@ -126,7 +126,11 @@ class SparseRecovery(Attack):
         check.non_negative(starts=self.starts)
         check.count(samples=self.samples)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         count = observation.examples
         if not observation.update.rows.isfinite().all():
@@ -134,21 +138,18 @@ class SparseRecovery(Attack):
         if count > MOST:
             raise NotApplicable(f"{count} examples; the search handles at most {MOST}")
         name, path = first_layer(task, observation.input_shape)
-        layer = _Layer.of(task, name, path, observation)
-        gray = boxed(layer.joint.new_full(observation.batch_shape, float("nan")), task)
-        gray = gray.to(observation.update.rows)
-        if not observation.update.rows.any() or not layer.joint.any():
-            return Reconstruction(gray, None, problem=VANISHED)
+        layer = _Layer(task, name, path, observation)
+        if not layer.joint.any():
+            return gray(observation)
         left, right, more = layer.factors(count, generator)
         rank = left.shape[1]
         if more > EXACT:
             reason = f"the layer's gradient has a rank above {count}: noise, or what is withheld"
-            return Reconstruction(gray, None, problem=reason)
+            return gray(observation, reason)
         if rank < count:
             reason = f"the layer's gradient has rank {rank}, not {count}: inputs repeat or vanish"
-            return Reconstruction(gray, None, problem=reason)
-        reason = f"fewer than {count} sparse directions were found"
-        best = Reconstruction(gray, None, problem=reason)
+            return gray(observation, reason)
+        best = gray(observation, f"fewer than {count} sparse directions were found")
         least = float("inf")
         ahead = layer.ahead(observation, count, generator)
         moving = task.plan.steps > 1
@@ -158,47 +159,57 @@ class SparseRecovery(Attack):
             if wrong >= least:
                 continue
             least = wrong
-            answer = boxed(inputs.to(gray).reshape(observation.batch_shape), task)
-            best = Reconstruction(answer, None, problem=problem)
+            best = answered(observation, task, inputs, problem)
             if problem is None:
-                labels = layer.labels(observation, answer, columns)
-                off = _left(observation, task, answer, labels)
+                labels = layer.labels(observation, best.inputs, columns)
+                off = _left(observation, task, best.inputs, labels)
+                best = replace(best, labels=labels, objective=off)
                 if off < EXACT:
                     if path is None:
                         problem = unlike(task, observation.input_shape, layer.name)
-                    return Reconstruction(answer, labels, off, problem=problem)
+                    return replace(best, problem=problem)
                 reason = f"objective did not fall: the answer's gradient is off by {off:.2g}"
-                best = Reconstruction(answer, labels, off, problem=reason)
+                best = replace(best, problem=reason)
         return best
 
 
-@dataclass(frozen=True, eq=False)
 class _Layer:
     """The weights and the gradient of the layer as if it got the examples themselves, both
     (units, N + 1) with the bias last, float64.
     """
 
-    task: Task
-    name: str
-    weights: Tensor
-    joint: Tensor
-
-    @staticmethod
-    def of(task: Task, name: str, path: Path | None, observation: Observation) -> _Layer:
+    def __init__(
+        self,
+        task: Task,
+        name: str,
+        path: Path | None,
+        observation: Observation,
+    ) -> None:
+        self.task = task
+        self.name = name
         row = observation.update.rows.sum(0) / task.plan.total_weight
         weights, joint = (layer_part(task, flat.double(), name) for flat in (task.parameters, row))
         if path is not None:
             weights = path.folded(*weights)
             joint = path.back(*joint), joint[1]
-        return _Layer(task, name, _joint(*weights), _joint(*joint))
+        self.weights = torch.cat([weights[0], weights[1][:, None]], 1)
+        self.joint = torch.cat([joint[0], joint[1][:, None]], 1)
 
-    def factors(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    def factors(
+        self,
+        count: int,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, float]:
         """L (units, r) with orthonormal columns and R (r, N + 1), with L R the gradient and r at
         most `count`; and the next singular value, relative to the first. Random projections find
         the range: a full decomposition is slower.
         """
         width = self.joint.shape[1]
-        span = self.joint @ normal((width, count + SPARE), generator, like=self.joint)
+        span = self.joint @ normal(
+            (width, count + SPARE),
+            generator,
+            like=self.joint,
+        )
         # Power steps: without them small singular values drown in large ones.
         for _ in range(2):
             span = self.joint @ (self.joint.T @ torch.linalg.qr(span).Q)
@@ -208,15 +219,18 @@ class _Layer:
         more = float(s[count] / s[0]) if len(s) > count else 0.0
         return span @ u[:, :rank], s[:rank, None] * v[:rank], more
 
-    def ahead(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
+    def ahead(
+        self,
+        observation: Observation,
+        count: int,
+        generator: torch.Generator,
+    ) -> Tensor:
         """(units, k) columns that span what the derivatives behind the ReLU can be, by the weights
         and the gradients of the linear layers that see it; empty if none does. Under a known
         dropout, all units that are kept have one scale, and the others have no gradient.
         """
         task = self.task
-        (low, high) = self.task.input_range
-        probe = uniform((PROBES, *observation.input_shape), generator, like=task.parameters)
-        probe = low + (high - low) * probe
+        probe = uniform_inputs(task, (PROBES, *observation.input_shape), generator)
         ones = self.weights.new_ones(PROBES, 1)
         seen = (torch.cat([probe.flatten(1).double(), ones], 1) @ self.weights.T).relu()
         now = task.tensors()
@@ -240,7 +254,11 @@ class _Layer:
                 parts.append(behind.T)
         return torch.cat(parts, 1)
 
-    def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
+    def wrong(
+        self,
+        inputs: Tensor,
+        columns: Tensor,
+    ) -> tuple[float, str | None]:
         """How many units disagree between the inputs and their columns, and why an answer is
         refused, if it is.
         """
@@ -259,13 +277,16 @@ class _Layer:
             return worst, f"the answers leave the input range by {away:.2g} of its width"
         moving = MOVED if self.task.plan.steps > 1 else 0
         if extra > moving * has.numel() or missing > (FEW + moving) * has.numel():
-            text = (
-                f"{extra} units that an answer leaves off have a gradient, {missing} on have none"
-            )
-            return extra + missing, text
+            reason = f"{extra} units that an answer leaves off have a gradient, "
+            return extra + missing, f"{reason}{missing} on have none"
         return extra + missing, None
 
-    def labels(self, observation: Observation, inputs: Tensor, columns: Tensor) -> Tensor:
+    def labels(
+        self,
+        observation: Observation,
+        inputs: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
         """The class (B,) for which each input's derivatives point along its column."""
         classes = self.task.label_range
         known = observation.labels
@@ -283,30 +304,50 @@ class _Layer:
             return self.task.loss(outputs, label[None])
 
         tried = torch.tensor(options, device=inputs.device)
-        each = vmap(vmap(grad(loss), (None, None, 0)), (None, 0, None), chunk_size=AT_ONCE)
+        each = vmap(
+            vmap(grad(loss), (None, None, 0)),
+            (None, 0, None),
+            chunk_size=AT_ONCE,
+        )
         slopes = each(tensors[key], inputs, tried)
-        return tried[torch.cosine_similarity(slopes, columns.T[:, None], dim=2).argmax(1)]
+        return tried[
+            torch.cosine_similarity(
+                slopes,
+                columns.T[:, None],
+                dim=2,
+            ).argmax(1)
+        ]
 
 
-def _unmixed(basis: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _unmixed(
+    basis: Tensor,
+    left: Tensor,
+    right: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Inputs (B, N) and columns (units, B) of a basis; the appended 1 gives each input's scale."""
     mixed = torch.linalg.solve(basis.T, right)
     scale = mixed[:, -1]
     return mixed[:, :-1] / scale[:, None], left @ basis.T * scale
 
 
-def _left(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> float:
+def _left(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> float:
     sent = expected_rows(observation, task, inputs, labels).detach().sum(0)
     seen = observation.update.rows.sum(0)
     return float((sent - seen).norm() / seen.norm())
 
 
-def _joint(weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.cat([weight, bias[:, None]], 1)
-
-
 def _bases(
-    left: Tensor, ahead: Tensor, moving: bool, starts: int, samples: int, generator: torch.Generator
+    left: Tensor,
+    ahead: Tensor,
+    moving: bool,
+    starts: int,
+    samples: int,
+    generator: torch.Generator,
 ) -> Iterator[Tensor]:
     """Bases (B, B) of unit directions q, sorted by the number of zeros of L q. A combination of two
     columns has only the zeros of both, so it comes after them. `moving`: over local steps.
@@ -359,7 +400,11 @@ def _drawn(rows: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([drawn[:0], *[_orthogonal(rows[z])[None] for z in _zeros(rows, drawn)]])
 
 
-def _fitted(off: Tensor, ahead: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted(
+    off: Tensor,
+    ahead: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor]:
     """(n, k) the d with the least |off (off - ahead d) weight| for each `off` (n, units), and the
     share of |off off weight| that it leaves.
     """
@@ -369,7 +414,12 @@ def _fitted(off: Tensor, ahead: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
     return d[:, :, 0], ((aim - slope @ d).norm(dim=1) / aim.norm(dim=1))[:, 0]
 
 
-def _rounded(rows: Tensor, ahead: Tensor, q: Tensor, d: Tensor) -> Tensor:
+def _rounded(
+    rows: Tensor,
+    ahead: Tensor,
+    q: Tensor,
+    d: Tensor,
+) -> Tensor:
     """Directions (n, B) by reweighted least squares on the units that are nearer to zero than to
     `ahead` d.
     """
@@ -411,7 +461,11 @@ def _descended(
 
 
 def _settled(
-    rows: Tensor, ahead: Tensor, weight: Tensor, q: Tensor, d: Tensor
+    rows: Tensor,
+    ahead: Tensor,
+    weight: Tensor,
+    q: Tensor,
+    d: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Where the steps of Levenberg and Marquardt end, on the sphere |q| = 1."""
     count = rows.shape[1]
@@ -454,7 +508,12 @@ def _settled(
 
 def _chosen(better: Tensor, new: State, old: State) -> State:
     point, off, on = (
-        torch.where(better[:, None], a, b) for a, b in zip(new[:3], old[:3], strict=True)
+        torch.where(better[:, None], a, b)
+        for a, b in zip(
+            new[:3],
+            old[:3],
+            strict=True,
+        )
     )
     return point, off, on, torch.where(better, new[3], old[3])
 
@@ -475,8 +534,7 @@ def _zeros(rows: Tensor, directions: Tensor) -> Tensor:
 
 def _orthogonal(rows: Tensor) -> Tensor:
     """The unit vectors (n, B) most orthogonal to each set of rows (n, m, B)."""
-    vectors: Tensor = torch.linalg.eigh(rows.mT @ rows).eigenvectors[..., 0]
-    return vectors
+    return torch.linalg.eigh(rows.mT @ rows).eigenvectors[..., 0]
 
 
 def _distinct(rows: Tensor, directions: Tensor) -> Tensor:

@@ -51,17 +51,32 @@ class SparseInversion(Attack):
     def plant(self, task: Task) -> Task:
         return self.search.plant(task)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         gradients = evidence(observation, self.mask)
-        if self.eval_point == "pruned":
-            seen = recovered_mask(observation)
-            _one_row(observation, self.eval_point)
-            gradients = replace(
-                gradients, task=gradients.task.with_parameters(gradients.task.parameters * seen[0])
+        if self.eval_point == "start":
+            return self.search(gradients, generator)
+        count = len(observation.update.rows)
+        if count > 1:
+            raise NotApplicable(
+                f"the message has {count} rows, each from other weights, and eval_point is "
+                f'{self.eval_point!r}; use eval_point="start"'
             )
-        if self.eval_point == "end":
-            gradients = _at_end(observation, gradients)
-        return self.search(gradients, generator)
+        task = observation.task
+        if self.eval_point == "pruned":
+            weights = task.parameters * recovered_mask(observation)
+        elif observation.sent is not None:
+            weights = observation.sent
+        else:
+            rate = seen_task(observation).plan.learning_rate
+            weights = task.parameters - rate * gradients.update.rows
+            if gradients.update.mask is not None:
+                weights = weights * gradients.update.mask
+        task = task.with_parameters(weights[0])
+        return self.search(replace(gradients, task=task), generator)
 
 
 def sparse_gradient_inversion(
@@ -114,7 +129,15 @@ def sparse_gradient_inversion(
         steps, total_variation, learning_rate, 1, noise_variation, smoothing
     )
     assert isinstance(search, GradientMatching)  # of one start
-    attack = SparseInversion(replace(search, labels=labels, ordered=ordered), mask, eval_point)
+    attack = SparseInversion(
+        replace(
+            search,
+            labels=labels,
+            ordered=ordered,
+        ),
+        mask,
+        eval_point,
+    )
     return BestOf(attack, restarts) if restarts > 1 else attack
 
 
@@ -154,7 +177,10 @@ def sparse_gradient_inversion_paper(
 
 def evidence(observation: Observation, mask: str) -> Observation:
     """The observation whose update is the pseudo-gradient on the coordinates that `mask` allows."""
-    rows = pseudo_gradient(observation)
+    rows = observation.update.rows
+    if observation.sent is not None:
+        rate = seen_task(observation).plan.learning_rate
+        rows = (observation.task.parameters - observation.sent) / rate
     seen = observation.update.mask
     if mask == "recovered" or (mask == "told" and not observation.threat.defense_known):
         seen = recovered_mask(observation)
@@ -164,16 +190,14 @@ def evidence(observation: Observation, mask: str) -> Observation:
         rows = rows * seen
     threat = replace(observation.threat, defense_known=True)  # the update contains what is known
     return replace(
-        observation, update=replace(observation.update, rows=rows, mask=seen), threat=threat
+        observation,
+        update=replace(
+            observation.update,
+            rows=rows,
+            mask=seen,
+        ),
+        threat=threat,
     )
-
-
-def pseudo_gradient(observation: Observation) -> Tensor:
-    """(R, P) (weights before - sent) / learning rate, or the update if none were sent."""
-    if observation.sent is None:
-        return observation.update.rows
-    rate = seen_task(observation).plan.learning_rate
-    return (observation.task.parameters - observation.sent) / rate
 
 
 def recovered_mask(observation: Observation) -> Tensor:
@@ -188,22 +212,3 @@ def recovered_mask(observation: Observation) -> Tensor:
         if len(shape) < 2:
             mask[:, a:b] = True
     return mask if task.kept is None else mask & task.kept
-
-
-def _at_end(observation: Observation, gradients: Observation) -> Observation:
-    task = observation.task
-    sent = observation.sent
-    if sent is None:
-        sent = task.parameters - seen_task(observation).plan.learning_rate * gradients.update.rows
-        sent = sent if gradients.update.mask is None else sent * gradients.update.mask
-    _one_row(observation, "end")
-    return replace(gradients, task=task.with_parameters(sent[0]))
-
-
-def _one_row(observation: Observation, point: str) -> None:
-    count = len(observation.update.rows)
-    if count > 1:
-        raise NotApplicable(
-            f"the message has {count} rows, each from other weights, and eval_point is {point!r}; "
-            'use eval_point="start"'
-        )

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
-from leakbound.attacks.blind import VANISHED, public_images
-from leakbound.attacks.planted import sent_by_attacker, takes_numbers
+from leakbound.attacks.base import Attack, expected_rows, seen_task
+from leakbound.attacks.blind import VANISHED, answered, public_images
+from leakbound.attacks.planted import placed, sent_by_attacker, takes_numbers
 from leakbound.core import Gaussian, Loss, NotApplicable, Observation, Reconstruction, Task
 from leakbound.correlation import Factor
 
@@ -28,7 +28,6 @@ __all__ = [
     "unbiased",
 ]
 
-ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
 # Public norms that are tried, evenly spaced: each simulates the client once.
 MOST_NORMS = 64
 # A limit on the turns of the fixed point of norm and clipping scale, which stops by itself.
@@ -43,7 +42,12 @@ class Trap(nn.Module):
     """
 
     def __init__(
-        self, features: int, rows: int, scale: float, bias: bool, inner: nn.Module | None
+        self,
+        features: int,
+        rows: int,
+        scale: float,
+        bias: bool,
+        inner: nn.Module | None,
     ) -> None:
         super().__init__()
         self.layer = nn.Linear(features, rows, bias).requires_grad_(False)
@@ -54,7 +58,7 @@ class Trap(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        caught: Tensor = self.scale * self.layer(inputs.flatten(1))
+        caught = self.scale * self.layer(inputs.flatten(1))
         if self.inner is None:
             return caught
         output = self.inner(inputs)
@@ -140,7 +144,7 @@ class LinearTrap(Attack):
     features: int | None = None
 
     def __post_init__(self) -> None:
-        check.one_of(ESTIMATORS, estimator=self.estimator)
+        check.one_of([*ESTIMATES, "gamma", "division"], estimator=self.estimator)
         check.count(rows=self.rows)
         check.positive(scale=self.scale)
         check.given(check.positive, norm=self.norm)
@@ -167,23 +171,35 @@ class LinearTrap(Attack):
         # The gradient of a sum of linear outputs does not depend on the weights.
         weights = task.parameters.new_zeros(self.rows * (features + bias))
         loss = TrapLoss(self.rows, task.loss if self.inside else None)
-        if not self.inside:
-            return replace(task, model=model, parameters=weights, loss=loss, buffers={})
-        buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
-        parameters = torch.cat([weights, task.parameters])
-        return replace(task, model=model, parameters=parameters, loss=loss, buffers=buffers)
-
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        guess = self.estimate(observation)
-        inputs = boxed(
-            guess.to(observation.update.rows).reshape(observation.batch_shape), _task(observation)
+        if self.inside:
+            return replace(placed(task, model, weights), loss=loss)
+        return replace(
+            task,
+            model=model,
+            parameters=weights,
+            loss=loss,
+            buffers={},
+            kept=None,
         )
-        problem = None
-        if not bool(_caught(observation).any()):
+
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        estimates = self.estimate(observation)
+        task = _task(observation)
+        together = max(observation.update.examples)
+        problem = f"the answer is the mean of {together} inputs" if together > 1 else None
+        if not _trap_rows(task, observation.update.rows).any():
             problem = VANISHED
-        elif max(observation.update.examples) > 1:
-            problem = f"the answer is the mean of {max(observation.update.examples)} inputs"
-        return Reconstruction(inputs, observation.labels, problem=problem)
+        return answered(
+            observation,
+            task,
+            estimates,
+            problem,
+            labels=observation.labels,
+        )
 
     def estimate(self, observation: Observation) -> Tensor:
         """The estimates before they are moved into the input range, (examples, N), float64.
@@ -194,19 +210,15 @@ class LinearTrap(Attack):
         if self.estimator == "division":
             each = _ratios(observation)
         else:
-            each = torch.stack([self._estimate(r) for r in _Reader(self.norm, observation).all()])
+            readings = _Reader(self.norm, observation).all()
+            if self.estimator == "gamma":
+                assert self.eta is not None  # checked at construction
+                estimates = [max_success_estimate(reading, self.eta) for reading in readings]
+            else:
+                estimates = [ESTIMATES[self.estimator](reading) for reading in readings]
+            each = torch.stack(estimates)
         counts = torch.tensor(observation.update.examples, device=each.device)
         return each.repeat_interleave(counts, 0)
-
-    def _estimate(self, reading: TrapReading) -> Tensor:
-        if self.estimator == "unbiased":
-            return unbiased(reading)
-        if self.estimator == "shrinkage":
-            return shrinkage(reading)
-        if self.estimator == "optimal":
-            return sphere_mean(reading)
-        assert self.eta is not None  # checked at construction
-        return max_success_estimate(reading, self.eta)
 
 
 class _Reader:
@@ -216,7 +228,8 @@ class _Reader:
         self.norm = norm
         self.observation = observation
         self.task = _task(observation)
-        self.means, self.noise = _matched(observation, self.task, _caught(observation))
+        caught = _trap_rows(self.task, observation.update.rows)
+        self.means, self.noise = _matched(observation, self.task, caught)
         self.width = width = self.means.shape[1]
         # The noise adds its variance to every square: the expectation is subtracted.
         self.energy = self.means.square().sum(1) - width * self.noise.square()
@@ -226,31 +239,36 @@ class _Reader:
         self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
 
     def all(self) -> list[TrapReading]:
-        examples = torch.tensor(self.observation.update.examples, device=self.noise.device)
-        if int(examples.max()) > 1:
+        if max(self.observation.update.examples) > 1:
             scale = self._scale(self._full(self.norm or float(self._public().mean())))
             norms = self.energy.clamp_min(0).sqrt() / scale
         elif self.norm is not None:
             norms = self._full(self.norm)
             scale = self._scale(norms)
         else:
-            norms, scale = self._found()
-        rows = zip(self.means, scale.tolist(), self.noise.tolist(), norms.tolist(), strict=True)
+            norms, scale = self._inferred()
+        rows = zip(
+            self.means,
+            scale.tolist(),
+            self.noise.tolist(),
+            norms.tolist(),
+            strict=True,
+        )
         return [TrapReading(*row) for row in rows]
 
     def _full(self, value: float) -> Tensor:
         return torch.full_like(self.noise, value)
 
-    def _found(self) -> tuple[Tensor, Tensor]:
+    def _inferred(self) -> tuple[Tensor, Tensor]:
         """|X| and the scale of single examples of unknown norm."""
         noise = self.noise.square()
         # The standard deviation of |z|^2 (noncentral chi-square).
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
-        length, sure_norms = self._inverted(spread)
-        sure = sure_norms & (spread < 0.1 * self.energy)
-        norms = length if bool(sure.all()) else torch.where(sure, length, self._agreeing(spread))
+        length, visible = self._inverted(spread)
+        sure = visible & (spread < 0.1 * self.energy)
+        norms = length if sure.all() else torch.where(sure, length, self._agreeing(spread))
         least = 1e-12 * self.largest
-        return norms, self._scale(torch.where(sure_norms, length, norms).clamp_min(least))
+        return norms, self._scale(torch.where(visible, length, norms).clamp_min(least))
 
     def _inverted(self, spread: Tensor) -> tuple[Tensor, Tensor]:
         """|X| as inferred from the update, and where this holds: a larger norm would be visible."""
@@ -264,7 +282,7 @@ class _Reader:
             before = length
             length = signal / self._scale(length)
             length = length.clamp(least, self.largest)
-            if not bool((visible & ((length - before).abs() > 1e-6 * before)).any()):
+            if not (visible & ((length - before).abs() > 1e-6 * before)).any():
                 break
         return length, visible
 
@@ -282,7 +300,7 @@ class _Reader:
         public = public_images(self.observation)
         if public is None or public[0].numel() != self.width:
             return self.noise.new_tensor([self.usual])
-        norms: Tensor = public.flatten(1).to(self.noise).norm(dim=1)
+        norms = public.flatten(1).to(self.noise).norm(dim=1)
         return norms.clamp_min(1e-12).sort().values
 
     def _scale(self, norms: Tensor) -> Tensor:
@@ -294,14 +312,18 @@ class _Reader:
         directions[~directions.any(1)] = self.width**-0.5
         labels = observation.labels
         if labels is None:
-            labels = torch.zeros(observation.examples, dtype=torch.long, device=norms.device)
+            labels = torch.zeros(
+                observation.examples,
+                dtype=torch.long,
+                device=norms.device,
+            )
         each = torch.tensor(update.examples, device=norms.device)
-        guess = (norms[:, None] * directions).repeat_interleave(each, 0)
-        guess = guess.to(update.rows).reshape(observation.batch_shape)
+        inputs = (norms[:, None] * directions).repeat_interleave(each, 0)
+        inputs = inputs.to(update.rows).reshape(observation.batch_shape)
         with torch.no_grad():
-            sent = expected_rows(observation, self.task, guess, labels).detach()
+            sent = expected_rows(observation, self.task, inputs, labels).detach()
         caught, _ = _matched(observation, self.task, _trap_rows(self.task, sent))
-        scale: Tensor = (caught * directions).sum(1) / norms
+        scale = (caught * directions).sum(1) / norms
         return scale.clamp_min(1e-300)
 
 
@@ -314,19 +336,18 @@ def _task(observation: Observation) -> Task:
     )
 
 
-def _caught(observation: Observation) -> Tensor:
-    """What the trap's rows sent, (R, M, N), float64."""
-    return _trap_rows(_task(observation), observation.update.rows)
-
-
 def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
+    """What rows (R, P) hold of the trap, (R, M, N), float64."""
     at = {n: (shape, start, stop) for n, shape, start, stop in task.layout}
     shape, start, stop = at[name]
-    part: Tensor = rows[:, start:stop].reshape(len(rows), *shape)
-    return part.double()
+    return rows[:, start:stop].reshape(len(rows), *shape).double()
 
 
-def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
+def _matched(
+    observation: Observation,
+    task: Task,
+    caught: Tensor,
+) -> tuple[Tensor, Tensor]:
     """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,). Unknown noise
     is estimated from the spread of the rows (0 for a single row).
     """
@@ -355,10 +376,9 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
 def _ratios(observation: Observation) -> Tensor:
     """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N)."""
     task = _task(observation)
-    assert isinstance(task.model, Trap)  # checked by _task
-    if task.model.layer.bias is None:
+    if "layer.bias" not in task.names:
         raise NotApplicable("the server's trap has no bias to divide by")
-    weight = _caught(observation)
+    weight = _trap_rows(task, observation.update.rows)
     bias = _trap_rows(task, observation.update.rows, "layer.bias")
     used = bias != 0
     each = torch.where(used[..., None], weight / torch.where(used, bias, 1)[..., None], 0)
@@ -404,7 +424,11 @@ class CorrelatedTrap(LinearTrap):
         if not whole or len({*self.pattern}) < len(self.pattern):
             raise ValueError(f"pattern is {self.pattern}; give different rounds from 0 on")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return super().__call__(self._together(observation), generator)
 
     def estimate(self, observation: Observation) -> Tensor:
@@ -423,18 +447,36 @@ class CorrelatedTrap(LinearTrap):
         if any(each.rows.shape != last.rows.shape or each.bound != last.bound for each in seen):
             raise NotApplicable("the rounds differ in shape, or in the bound on an example")
         factors = (getattr(k, "factor", None) for k in getattr(observation.defense, "links", ()))
-        own = next((one for one in factors if isinstance(one, Factor)), None)
-        factor = Factor.parse("none", count) if own is None else own.first(count)
+        known = next((one for one in factors if isinstance(one, Factor)), None)
+        factor = Factor.parse("none", count) if known is None else known.first(count)
         weights = factor.weights(pattern)
         none = torch.zeros_like(last.rows)
-        rows = sum((float(w) * u.rows for w, u in zip(weights, seen, strict=True)), none)
+        rows = sum(
+            (
+                float(w) * u.rows
+                for w, u in zip(
+                    weights,
+                    seen,
+                    strict=True,
+                )
+            ),
+            none,
+        )
         law = last.law
         if isinstance(law, Gaussian):
             # One release has noise sigma |last row of C^-1|, the weighted sum has sigma / |C p|.
             last_noise = float(factor.inverse[-1] @ factor.inverse[-1])
             least = 1 / factor.attained(pattern) ** 2
             law = replace(law, covariance=law.covariance * (least / last_noise))
-        return replace(observation, update=replace(last, rows=rows, law=law), history=())
+        return replace(
+            observation,
+            update=replace(
+                last,
+                rows=rows,
+                law=law,
+            ),
+            history=(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -469,8 +511,7 @@ class TrapReading:
             return self.mean * 0
         # By the largest value first: the squares of raw values may overflow or vanish.
         inside = self.mean / largest
-        unit: Tensor = inside / inside.norm()
-        return unit
+        return inside / inside.norm()
 
 
 def unbiased(reading: TrapReading) -> Tensor:
@@ -522,6 +563,10 @@ def max_success_estimate(reading: TrapReading, eta: float) -> Tensor:
     # Divided twice: the square of the norm may overflow or vanish.
     error = reading.mean.numel() * (eta / reading.norm / reading.norm)
     return reading.norm * math.sqrt(max(0.0, 1 - error)) * reading.direction
+
+
+ESTIMATES = {"optimal": sphere_mean, "unbiased": unbiased, "shrinkage": shrinkage}
+"""Estimators without settings, by the name in `LinearTrap`."""
 
 
 def bessel_ratio(dim: int, concentration: float) -> float:

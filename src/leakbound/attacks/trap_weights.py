@@ -10,10 +10,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack
+from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
     Caught,
     PixelPrior,
-    answered,
     caught,
     in_front,
     planted_task,
@@ -108,7 +108,11 @@ class TrapWeights(Attack):
         # The bias moves the lowest value to 0, for which the rows were tuned.
         return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = planted_task(observation, "trap")
         prior = PixelPrior.of(observation)
         images = []
@@ -142,7 +146,11 @@ class _WeightReader:
         self.left = row.values.clone()
         self.seen = (row.precision > 0).double()
         self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
-        self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
+        self.used = torch.zeros(
+            len(self.left),
+            dtype=torch.bool,
+            device=self.left.device,
+        )
         shared = self.seen @ self.seen.T
         # All pairs of rows share the chance.
         limit = scipy.stats.chi2.isf(CHANCE / len(shared) ** 2, shared.clamp_min(1).cpu().numpy())
@@ -158,7 +166,7 @@ class _WeightReader:
         supports: list[int] = []
         while len(images) < self.row.examples:
             members = self._most_common()
-            if not bool(members.any()):
+            if not members.any():
                 break
             atom, image = self._read(members)
             images.append(image[None])

@@ -96,9 +96,9 @@ class PlanContext:
     @cached_property
     def domain(self) -> Domain:
         """What one example is, with what public examples show about its scales."""
-        own = self.dataset.domain
+        domain = self.dataset.domain
         public = self.dataset.inputs[self.drawn["public"]]
-        return own.fitted(public)
+        return domain.fitted(public)
 
     @cached_property
     def splits(self) -> dict[str, Tensor]:
@@ -148,8 +148,8 @@ class PlanContext:
     @cached_property
     def origins(self) -> Tensor | None:
         """The source of each image of `counted`, if several images share one."""
-        own = self.dataset.origins
-        return None if own is None else own[self.drawn["public"]]
+        origins = self.dataset.origins
+        return None if origins is None else origins[self.drawn["public"]]
 
     @cached_property
     def same_law(self) -> float | None:
@@ -158,7 +158,9 @@ class PlanContext:
         if min(map(len, parts)) < SMALLEST:
             return None
         # fixed draws: the same data give the same p-value
-        rows = [self.dataset.inputs[own[:LOOKED]].flatten(1).double().numpy() for own in parts]
+        rows = [
+            self.dataset.inputs[places[:LOOKED]].flatten(1).double().numpy() for places in parts
+        ]
         return same_law(rows[0], rows[1], np.random.default_rng(0))
 
     @cached_property
@@ -173,11 +175,11 @@ class PlanContext:
 
     def batch(self, indices: Tensor) -> Batch:
         """The images with these indices, on the device."""
-        own = self.dataset.batch(indices)
-        labels = own.labels
+        batch = self.dataset.batch(indices)
+        labels = batch.labels
         if labels.ndim > 1 and self.loss.targets != "class map":  # two classes as a mask
-            labels = labels.to(own.inputs.dtype)
-        return Batch(own.inputs.to(self.device), labels.to(self.device))
+            labels = labels.to(batch.inputs.dtype)
+        return Batch(batch.inputs.to(self.device), labels.to(self.device))
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
         """Private batches, the same for every defense and attack with that size and seed."""
@@ -263,8 +265,8 @@ class PlanContext:
         optimizer = optimizers.Adam([weights], lr=1e-3)
         for _ in range(steps):
             batch = self.batch(pool[permutation(len(pool), source)[:64]])
-            found = client.gradient(task, batch.inputs, batch.labels, weights.detach())
-            weights.grad = found.detach()
+            gradient = client.gradient(task, batch.inputs, batch.labels, weights.detach())
+            weights.grad = gradient.detach()
             optimizer.step()
         check.finite(f"the weights after {steps} train_steps", weights.detach())
         return task.with_parameters(weights.detach().clone())
@@ -292,13 +294,17 @@ class PlanContext:
 
 
 def others_in_round(
-    context: PlanContext, size: int, clients: int, seed: int, number: int
+    context: PlanContext,
+    size: int,
+    clients: int,
+    seed: int,
+    number: int,
 ) -> list[Batch]:
     """Batches of other clients in a round before the attacked one, as far as there are examples."""
     rest = context._order(size, clients, seed)[size * clients :]
     source = stream(seed, "other clients", size, number)
     drawn = rest[permutation(len(rest), source)[: size * OTHERS]]
-    return [context.batch(own) for own in torch.split(drawn, size) if len(own) == size]
+    return [context.batch(places) for places in torch.split(drawn, size) if len(places) == size]
 
 
 def usable(device: str) -> torch.device:
@@ -309,14 +315,14 @@ def usable(device: str) -> torch.device:
     """
     mend = 'give "cpu", or "cuda" on a machine with a GPU and a torch build for it'
     try:
-        found = torch.device(device)
-        if found.type == "cuda" and not torch.cuda.is_available():
+        place = torch.device(device)
+        if place.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device is {device!r}, but torch finds no GPU here; {mend}")
         # Only a computation shows whether this build of torch runs on the device.
-        torch.zeros(1, device=found).sum().item()
+        torch.zeros(1, device=place).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device is {device!r} ({one_line(error)[:120]}); {mend}") from None
-    return found
+    return place
 
 
 def one_line(error: BaseException) -> str:
@@ -337,13 +343,13 @@ def named_code_of(plan: Plan) -> list[str]:
 
 
 def code(plan: Plan) -> dict[str, str]:
-    found = {}
+    digests = {}
     for name in named_code_of(plan):
         module, _, _ = name.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and Path(file).is_file():
-            found[name] = _digest(file)
-    return found
+            digests[name] = _digest(file)
+    return digests
 
 
 def _digest(file: str) -> str:

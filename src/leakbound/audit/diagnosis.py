@@ -7,7 +7,7 @@ says where a stronger search may help, and where only knowledge about the data c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound._util import files, optimizers
+from leakbound._util.groups import grouped
 from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import guesses
@@ -81,7 +82,6 @@ def diagnose(
     criterion: Criterion,
     source: torch.Generator,
     *,
-    answer: Reconstruction | None = None,
     public: Batch | None = None,
     experiment: str = "",
 ) -> records.Diagnosis:
@@ -104,7 +104,6 @@ def diagnose(
         played: a round with its truth.
         criterion: what counts as reconstructed; its distance is a root mean squared error.
         source: draws the starts.
-        answer: the attack's, a candidate for a witness.
         public: the public examples behind the prior-only baseline.
         experiment: the name of the assessment that it belongs to.
 
@@ -119,9 +118,9 @@ def diagnose(
         >>> from leakbound.domains import of_shape
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> found = lb.simulate(model, batch, attack="linear_inversion")
+        >>> simulation = lb.simulate(model, batch, attack="linear_inversion")
         >>> criterion = Criterion.of(of_shape((1, 4, 4)))
-        >>> diagnose(found.round, criterion, lb.stream(0, "diagnosis")).word
+        >>> diagnose(simulation.round, criterion, lb.stream(0, "diagnosis")).word
         'information present, search fails'
     """
     if not criterion.domain.distance_is_rmse or not played.truth.inputs.is_floating_point():
@@ -142,14 +141,20 @@ def diagnose(
                 "the batch chose which coordinates are sent: this leaks more than is counted, so "
                 "nothing shows that information is absent"
             )
-        witness = _witness(point, release, known, answer, source)
+        witness = _witness(point, release, known, source)
     except NotApplicable as error:
         missing = error.reason
     radius = _radius(starts, criterion)
-    best = None if known is None or point.mask_leaks else known.expected[1]
+    word: records.Why
+    if radius is not None:
+        word = records.UNKNOWN if witness else records.PRESENT
+    else:
+        counted = None if point.mask_leaks else known
+        too_far = counted is not None and counted.expected[1] < point.level
+        word = records.ABSENT if witness or too_far else records.UNKNOWN
     return records.Diagnosis(
         experiment=experiment,
-        word=_word(radius, best, witness, point.level),
+        word=word,
         starts=starts,
         radius=radius,
         noise=None if known is None else release.noise,
@@ -188,31 +193,38 @@ def diagnose_undecided(
                     journal.append(diagnose_unit(units[name], context))
         watch(len(wanted), len(wanted))
         journal.finish(name for name in wanted if name in journal.ends)
-    found = records.read(folder / FILE, records.Diagnosis) if journal.ends else iter(())
-    return [one for one in found if not isinstance(one, records.Damage)]
+    lines = records.read(folder / FILE, records.Diagnosis) if journal.ends else iter(())
+    return [one for one in lines if not isinstance(one, records.Damage)]
 
 
 def _undecided(folder: Path) -> list[str]:
     """By configuration that is undecided, its undecided experiment with the best example."""
-    groups: dict[tuple[object, ...], list[records.Assessment]] = {}
-    for one in records.read(folder / "records.jsonl", records.Assessment):
-        if not isinstance(one, records.Damage) and one.status == "ok":
-            key = one.model.name, str(one.model.parameters), one.model.train_steps
-            groups.setdefault((*key, one.defense.settings, one.batch_size), []).append(one)
-    found = []
-    for own in groups.values():
-        if of_configuration(own) in records.OPEN:
-            undecided = [one for one in own if one.verdict in records.OPEN]
-            best = max(undecided, key=lambda one: max(map(_number, one.scores), default=-math.inf))
-            found.append(best.experiment)
-    return found
+
+    def key(one: records.Assessment) -> tuple[object, ...]:
+        model = one.model.name, str(one.model.parameters), one.model.train_steps
+        return *model, one.defense.settings, one.batch_size
+
+    def best_score(one: records.Assessment) -> float:
+        return max((score for score in one.scores if score is not None), default=-math.inf)
+
+    lines = records.read(folder / "records.jsonl", records.Assessment)
+    groups = grouped(
+        (key(one), one)
+        for one in lines
+        if not isinstance(one, records.Damage) and one.status == "ok"
+    )
+    names = []
+    for experiments in groups.values():
+        if of_configuration(experiments) in records.OPEN:
+            undecided = [one for one in experiments if one.verdict in records.OPEN]
+            names.append(max(undecided, key=best_score).experiment)
+    return names
 
 
-def _number(score: float | None) -> float:
-    return -math.inf if score is None else score
-
-
-def diagnose_unit(unit: plans.Experiment, context: PlanContext) -> records.Diagnosis:
+def diagnose_unit(
+    unit: plans.Experiment,
+    context: PlanContext,
+) -> records.Diagnosis:
     """Diagnose one experiment of a plan."""
     return diagnose(
         play_round(unit, context),
@@ -223,39 +235,27 @@ def diagnose_unit(unit: plans.Experiment, context: PlanContext) -> records.Diagn
     )
 
 
-def text(found: records.Diagnosis) -> str:
+def text(diagnosis: records.Diagnosis) -> str:
     """A diagnosis in a few sentences."""
-    said = [f"{found.word}: {MEANINGS[found.word]}"]
-    if found.radius is not None:
-        said.append(f"Searches reach it from {found.radius:.0f} dB.")
-    elif found.starts:
-        nearest = found.starts[-1]
+    said = [f"{diagnosis.word}: {MEANINGS[diagnosis.word]}"]
+    if diagnosis.radius is not None:
+        said.append(f"Searches reach it from {diagnosis.radius:.0f} dB.")
+    elif diagnosis.starts:
+        nearest = diagnosis.starts[-1]
         said.append(f"A start at {nearest.before:.0f} dB ends at {nearest.after:.0f} dB.")
-    if found.determined is not None and found.expected is not None:
-        low, high = (round(value) for value in found.determined)
+    if diagnosis.determined is not None and diagnosis.expected is not None:
+        low, high = (round(value) for value in diagnosis.determined)
         many = f"{low}" if low == high else f"{low} to {high}"
-        unit = "the known noise" if found.noise == "noise" else "the update's rounding"
+        unit = "the known noise" if diagnosis.noise == "noise" else "the update's rounding"
         said.append(
-            f"{many} of {found.inputs} directions are determined to the threshold under {unit}; "
-            f"with a Gaussian prior of public examples, {found.expected[0]:.0f} dB are expected"
-            + ("." if low == high else f" at least, {found.expected[1]:.0f} at most.")
+            f"{many} of {diagnosis.inputs} directions are determined to the threshold under "
+            f"{unit}; with a Gaussian prior of public examples, {diagnosis.expected[0]:.0f} dB are "
+            "expected"
+            + ("." if low == high else f" at least, {diagnosis.expected[1]:.0f} at most.")
         )
-    if found.witness is not None:
-        said.append(f"Another example, at {found.witness.score:.0f} dB, has the same update.")
-    return " ".join([*said, *([f"Note: {found.note}."] if found.note else [])])
-
-
-def _word(
-    radius: float | None,
-    best: float | None,
-    witness: records.Witness | None,
-    level: float,
-) -> records.Why:
-    """`best` is the best expected score, from the information at the truth."""
-    if radius is not None:
-        return records.UNKNOWN if witness else records.PRESENT
-    absent = witness is not None or (best is not None and best < level)
-    return records.ABSENT if absent else records.UNKNOWN
+    if diagnosis.witness is not None:
+        said.append(f"Another example, at {diagnosis.witness.score:.0f} dB, has the same update.")
+    return " ".join([*said, *([f"Note: {diagnosis.note}."] if diagnosis.note else [])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,17 +271,30 @@ class _Truth:
     """Of public examples; without them of equal variances, the baseline's error."""
 
     @staticmethod
-    def of(played: Round, criterion: Criterion, public: Batch | None) -> _Truth:
+    def of(
+        played: Round,
+        criterion: Criterion,
+        public: Batch | None,
+    ) -> _Truth:
         seen = played.observation
         truth = played.truth
         threat = ThreatModel(server=seen.threat.server)
         observation = replace(
-            seen, threat=threat, update=played.update, defense=played.defense, labels=truth.labels
+            seen,
+            threat=threat,
+            update=played.update,
+            defense=played.defense,
+            labels=truth.labels,
         )
-        own = guesses(criterion.domain, truth, public)
-        error = max(float((own - truth.inputs).double().square().mean()), 1e-12)
+        baseline = guesses(criterion.domain, truth, public)
+        error = max(float((baseline - truth.inputs).double().square().mean()), 1e-12)
         wide = _double(observation)
-        prior = PublicGaussian.of(wide, wide.task, truth.labels, known=public is not None)
+        prior = PublicGaussian.of(
+            wide,
+            wide.task,
+            truth.labels,
+            known=public is not None,
+        )
         prior = prior if len(prior.extra) else replace(prior, rest=error)
         return _Truth(observation, truth, criterion, error, prior)
 
@@ -298,34 +311,48 @@ class _Truth:
     def score(self, inputs: Tensor) -> float:
         """The median score of a batch, in the best order."""
         domain = self.criterion.domain
-        own = pair(self.truth, Reconstruction(inputs), domain.costs)
-        return float(domain.score(self.truth.inputs, own.inputs).median())
+        paired = pair(self.truth, Reconstruction(inputs), domain.costs)
+        return float(domain.score(self.truth.inputs, paired.inputs).median())
 
 
-def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, ...]:
+def _attraction(
+    point: _Truth,
+    source: torch.Generator,
+) -> tuple[records.Start, ...]:
     """Searches from ever closer starts, until one comes closer and reaches the threshold."""
     objective = Objective.of(MatchingSettings(distance="euclidean"), point.observation)
     newton = GaussNewton(steps=STEPS, directions=DIRECTIONS)
     low, high = point.criterion.domain.input_range
-    found = list[records.Start]()
+    starts = list[records.Start]()
     for closer in STARTS:
         # By 20, not by 10: `within` is a root mean square.
         spread = point.criterion.within / 10 ** (closer / 20)
         truth = point.truth.inputs
-        start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
+        start = (
+            truth
+            + spread
+            * normal(
+                truth.shape,
+                source,
+                like=truth,
+            )
+        ).clamp(low, high)
         adam = GradientMatching(steps=POLISH, learning_rate=spread / 2)
         first = begin(
             adam, Objective.of(adam, point.observation), source, images=Pixels(start.clone())
         )
         ends = newton.near(objective, point.truth.labels, start), solve(adam, [first])[0].inputs
         after = max(map(point.score, ends))
-        found.append(records.Start(before=point.score(start), after=after))
-        if tick() or _radius(tuple(found), point.criterion) is not None:
+        starts.append(records.Start(before=point.score(start), after=after))
+        if tick() or _radius(starts, point.criterion) is not None:
             break
-    return tuple(found)
+    return tuple(starts)
 
 
-def _radius(starts: tuple[records.Start, ...], criterion: Criterion) -> float | None:
+def _radius(
+    starts: Iterable[records.Start],
+    criterion: Criterion,
+) -> float | None:
     level = criterion.info.value
     drawn = [one.before for one in starts if one.after >= max(level, one.before + GAIN)]
     return min(drawn, default=None)
@@ -366,9 +393,9 @@ class _Release:
         spread, noise = _spread(law, seen - plain, observation, point)
 
         def rows(x: Tensor) -> Tensor:
-            own = objective.rows(x, labels)
-            own = own if mask is None else own * mask
-            return spread.whiten(own) if isinstance(spread, Structured) else own / spread
+            sent = objective.rows(x, labels)
+            sent = sent if mask is None else sent * mask
+            return spread.whiten(sent) if isinstance(spread, Structured) else sent / spread
 
         moved = rows(point.truth.inputs.double()).detach()
         sent = moved.numel() if mask is None else int(mask.sum())
@@ -378,7 +405,10 @@ class _Release:
 
 
 def _spread(
-    law: Law, off: Tensor, observation: Observation, point: _Truth
+    law: Law,
+    off: Tensor,
+    observation: Observation,
+    point: _Truth,
 ) -> tuple[Tensor | Structured, records.Unit]:
     """The deviation of the noise, at least that of the rounding of every tensor."""
     seen = observation.update.rows
@@ -402,7 +432,11 @@ def _spread(
 def _double(observation: Observation) -> Observation:
     update = observation.update
     task = observation.task.to(update.rows.device, torch.float64)
-    return replace(observation, task=task, update=replace(update, rows=update.rows.double()))
+    return replace(
+        observation,
+        task=task,
+        update=replace(update, rows=update.rows.double()),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -463,7 +497,13 @@ def _traces(
     ends = np.zeros(2)
     for _ in range(PROBES):
         # Random signs have the least variance of such estimates of a trace (Hutchinson 1990).
-        v = root(normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign())
+        v = root(
+            normal(
+                (m,),
+                source,
+                like=torch.zeros(1, dtype=torch.float64),
+            ).sign()
+        )
         size = float(v.square().sum())
         alpha, beta = _lanczos(product, v / size**0.5, ORDER)
         low, high = (
@@ -502,16 +542,20 @@ def _with_node_at_zero(
     alpha: NDArray[np.float64], beta: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """The diagonal whose last entry makes 0 an eigenvalue (Golub and Meurant 1994)."""
-    own = alpha.copy()
-    pivot = own[0]
-    for i in range(1, len(own)):
-        if i == len(own) - 1:
-            own[i] = beta[i - 1] ** 2 / pivot
-        pivot = own[i] - beta[i - 1] ** 2 / pivot
-    return own
+    diagonal = alpha.copy()
+    pivot = diagonal[0]
+    for i in range(1, len(diagonal)):
+        if i == len(diagonal) - 1:
+            diagonal[i] = beta[i - 1] ** 2 / pivot
+        pivot = diagonal[i] - beta[i - 1] ** 2 / pivot
+    return diagonal
 
 
-def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: float) -> float:
+def _quadrature(
+    alpha: NDArray[np.float64],
+    beta: NDArray[np.float64],
+    floor: float,
+) -> float:
     matrix = np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1)
     nodes, vectors = np.linalg.eigh(matrix)
     # Weights of Gauss quadrature: the squared first components (Golub and Welsch 1969).
@@ -522,31 +566,21 @@ def _witness(
     point: _Truth,
     release: _Release,
     known: _Known,
-    answer: Reconstruction | None,
     source: torch.Generator,
 ) -> records.Witness | None:
-    """Another example with the same update: from the answer, or from what J does not determine."""
+    """Another example with the same update, at a fixed distance from the truth.
+
+    The search starts where the Jacobian does not determine the example.
+    """
     truth = point.truth.inputs.double()
-    starts = []
-    if answer is not None and answer.inputs.shape == truth.shape:
-        starts.append(pair(point.truth, answer).inputs.double() - truth)
     draw = normal((truth.numel(),), source, like=truth)
     if known.vectors is not None and known.values is not None:
         # The less the update determines a direction, the farther the start moves along it.
         draw = known.vectors @ (draw / (known.values + 1 / point.baseline).sqrt())
-    starts.append(draw.view_as(truth))
-    found = [_polished(point, release, start) for start in starts]
-    held = [one for one in found if one is not None]
-    return min(held, key=lambda one: one.distance, default=None)
-
-
-def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Witness | None:
-    """Bring the update of truth + direction to the truth's, at a fixed distance from it."""
-    truth = point.truth.inputs.double()
     domain = point.criterion.domain
     low, high = domain.input_range
     length = BEYOND * point.criterion.within * truth.numel() ** 0.5
-    free = direction.clone().requires_grad_()
+    free = draw.view_as(truth).clone().requires_grad_()
 
     def candidate() -> Tensor:
         unit = free / free.norm().clamp_min(1e-12)
@@ -555,7 +589,11 @@ def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Wi
     def off(x: Tensor) -> Tensor:
         return torch.sub(release.rows(x), release.at_truth).square().sum()
 
-    optimizer = optimizers.LBFGS([free], max_iter=POLISH, line_search_fn="strong_wolfe")
+    optimizer = optimizers.LBFGS(
+        [free],
+        max_iter=POLISH,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -573,4 +611,8 @@ def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Wi
         return None
     # Phi(-distance / 2): the error of the best test between the two updates.
     error = None if release.noise == "rounding" else 0.5 * math.erfc(distance / 2 / 2**0.5)
-    return records.Witness(score=score, distance=distance, error=error)
+    return records.Witness(
+        score=score,
+        distance=distance,
+        error=error,
+    )

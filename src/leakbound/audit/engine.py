@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from leakbound._util import stops
+from leakbound._util.groups import grouped
 from leakbound.audit import experiment
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
@@ -78,18 +79,23 @@ def run(
 
 def groups_of(bundle: Iterable[Unit]) -> list[tuple[Unit, ...]]:
     """What of it runs together: the experiments with one attack if the attack can, else one."""
-    found: dict[object, list[Unit]] = {}
-    for unit in bundle:
-        attack = unit.attack if isinstance(unit, Experiment) else None
-        many = attack is not None and plans.build_attack(attack).at_once > 1
-        found.setdefault(attack if many else unit.id, []).append(unit)
-    return [tuple(own) for own in found.values()]
+
+    def key(unit: Unit) -> object:
+        if isinstance(unit, Experiment) and plans.build_attack(unit.attack).at_once > 1:
+            return unit.attack
+        return unit.id
+
+    return [tuple(group) for group in grouped((key(unit), unit) for unit in bundle).values()]
 
 
-def _run_group(group: tuple[Unit, ...], context: PlanContext, pictures: bool) -> list[Result]:
+def _run_group(
+    group: tuple[Unit, ...],
+    context: PlanContext,
+    pictures: bool,
+) -> list[Result]:
     results = [run_training(unit, context) for unit in group if isinstance(unit, TrainingUnit)]
-    own = [unit for unit in group if isinstance(unit, Experiment)]
-    return results or run_experiments(own, context, pictures=pictures)
+    experiments = [unit for unit in group if isinstance(unit, Experiment)]
+    return results or run_experiments(experiments, context, pictures=pictures)
 
 
 def bundles(
@@ -105,28 +111,31 @@ def bundles(
     for unit in units:
         group, release = _kind(unit, context)
         groups.setdefault(group, {}).setdefault(release, []).append(unit)
-    found: list[tuple[Unit, ...]] = []
+    bundled: list[tuple[Unit, ...]] = []
     for releases in groups.values():
-        each = sorted(releases.values(), key=lambda own: own[0].seed)
+        each = sorted(releases.values(), key=lambda some: some[0].seed)
         most = min(TOGETHER, ceil(len(each) / workers))
-        found += [tuple(chain(*each[at : at + most])) for at in range(0, len(each), most)]
-    return sorted(found, key=len, reverse=True)
+        bundled += [tuple(chain(*each[at : at + most])) for at in range(0, len(each), most)]
+    return sorted(bundled, key=len, reverse=True)
 
 
 def run_experiments(
-    given: Sequence[plans.Experiment], context: PlanContext, *, pictures: bool = True
+    units: Sequence[plans.Experiment],
+    context: PlanContext,
+    *,
+    pictures: bool = True,
 ) -> list[Result]:
     """As `run_experiment` for each, to the bit; if the attack raises, each runs alone."""
 
     def alone(unit: plans.Experiment) -> Result:
         return experiment.run_experiment(unit, context, pictures=pictures)
 
-    if len(given) == 1:
-        return [alone(given[0])]
+    if len(units) == 1:
+        return [alone(units[0])]
     began = time.perf_counter()
     played = []
     with one_thread():
-        for unit in given:
+        for unit in units:
             try:
                 played.append((unit, experiment.play_round(unit, context)))
             except Exception as error:  # its separate run reports the reason
@@ -134,26 +143,25 @@ def run_experiments(
         try:
             sources = [experiment.source_of(unit) for unit, _ in played]
             rounds = [round_ for _, round_ in played]
-            answers = experiment.answers(given[0].attack, rounds, sources)
+            answers = experiment.answers(units[0].attack, rounds, sources)
         except Exception as error:  # as above
             stops.reraise(error)
-            return [alone(unit) for unit in given]
+            return [alone(unit) for unit in units]
         # The time of the common work is split evenly; each is given a start so far back.
-        share = (time.perf_counter() - began) / len(given)
-        results = {
-            unit.id: experiment.assessed(
-                unit,
-                context,
-                partial(_both, round_, answer),
-                pictures,
-                time.perf_counter() - share,
+        share = (time.perf_counter() - began) / len(units)
+        results = {}
+        for (unit, round_), answer in zip(played, answers, strict=True):
+            began = time.perf_counter() - share
+            results[unit.id] = experiment.assessed(
+                unit, context, partial(_both, round_, answer), pictures, began
             )
-            for (unit, round_), answer in zip(played, answers, strict=True)
-        }
-    return [results.get(unit.id) or alone(unit) for unit in given]
+    return [results.get(unit.id) or alone(unit) for unit in units]
 
 
-def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]:
+def _both(
+    round_: Round,
+    answer: Reconstruction,
+) -> tuple[Round, Reconstruction]:
     return round_, answer
 
 
@@ -325,7 +333,11 @@ def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
+        watch = threading.Thread(
+            target=_die_with,
+            args=(parent.sentinel,),
+            daemon=True,
+        )
         watch.start()
     _bench = PlanContext(spec, device)
     _fingerprint = fingerprint

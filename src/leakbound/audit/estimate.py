@@ -61,7 +61,12 @@ def estimate(
     return found, "; ".join(filter(None, [basis, slowest[1]]))
 
 
-def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> float:
+def _gradient(
+    context: PlanContext,
+    model: ModelSpec,
+    size: int,
+    seed: int,
+) -> float:
     """Seconds of one gradient; 0 if there is none, as the unit's record will report."""
     try:
         task = context.task(model, seed)
@@ -77,7 +82,12 @@ def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> f
 
 
 class Clock:
-    def __init__(self, seconds: Mapping[str, float], basis: str, workers: int) -> None:
+    def __init__(
+        self,
+        seconds: Mapping[str, float],
+        basis: str,
+        workers: int,
+    ) -> None:
         self._seconds = dict(seconds)
         self.basis = basis
         self._workers = workers

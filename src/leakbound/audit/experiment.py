@@ -16,6 +16,7 @@ from torch import Tensor
 from leakbound._util import pictures as html
 from leakbound._util import stops
 from leakbound._util.formats import format_number
+from leakbound._util.groups import grouped
 from leakbound._util.text import plain
 from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
@@ -37,6 +38,7 @@ from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
 from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, ThreatModel
 from leakbound.defenses import Chain
+from leakbound.metrics import Metric
 from leakbound.protocol import Round
 from leakbound.randomness import stream
 from leakbound.registry import Spec
@@ -129,12 +131,14 @@ def assessed(
         with one_thread():
             record, files = _judge(record, unit, context, *answer(), pictures)
     except (NotApplicable, Refused) as error:
-        reason = " ".join(str(error).split())
-        record = replace(record, status="not_applicable", reason=reason)
+        record = replace(record, status="not_applicable", reason=_said(error))
     except Exception as error:  # a crash is also a result: recorded, counted, exit code 1
         stops.reraise(error)
         record = replace(
-            record, status="failed", reason=reason_of(error), verdict=records.UNDECIDED
+            record,
+            status="failed",
+            reason=reason_of(error),
+            verdict=records.UNDECIDED,
         )
     stops.check()
     return Result(record, files, time.perf_counter() - began)
@@ -153,49 +157,75 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
         }
         record = _training(unit, context, curve=curve, **found)
     except (NotApplicable, Refused) as error:
-        reason = " ".join(str(error).split())
-        record = _training(unit, context, status="not_applicable", reason=reason)
+        record = _training(
+            unit,
+            context,
+            status="not_applicable",
+            reason=_said(error),
+        )
     except Exception as error:  # as above
         stops.reraise(error)
-        record = _training(unit, context, status="failed", reason=reason_of(error))
+        record = _training(
+            unit,
+            context,
+            status="failed",
+            reason=reason_of(error),
+        )
     stops.check()
     return Result(record, {}, time.perf_counter() - began)
 
 
-def refused(units: Iterable[plans.Unit], context: PlanContext) -> list[str]:
+def refused(
+    units: Iterable[plans.Experiment],
+    context: PlanContext,
+) -> list[str]:
     """What a model or its data refuse, in sentences: known before the first experiment.
 
     One round of each model and defense is tried, for at most `TRIAL` seconds together.
     """
-    grouped: dict[tuple[plans.ModelSpec, Any], list[plans.Experiment]] = {}
-    for unit in units:
-        if isinstance(unit, plans.Experiment) and unit.defense:
-            grouped.setdefault((unit.model, unit.defense), []).append(unit)
-    found = []
+    experiments = grouped(((unit.model, unit.defense), unit) for unit in units if unit.defense)
+    said = []
     end = time.monotonic() + TRIAL
-    for (model, defense), own in grouped.items():
+    for (model, defense), some in experiments.items():
         if time.monotonic() > end:
             break
         try:
             with one_thread():
-                play_round(own[0], context, planted=False)
+                play_round(some[0], context, planted=False)
         except (NotApplicable, Refused) as error:
-            reason = " ".join(str(error).split())
             name = defense_name(defense)
-            found.append(f"{name} on {model.name} is not run ({len(own)} experiments): {reason}")
+            said.append(
+                f"{name} on {model.name} is not run ({len(some)} experiments): {_said(error)}"
+            )
         except Exception as error:  # its record reports the reason
             stops.reraise(error)
-    return found
+    return said
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def died(unit: plans.Unit, context: PlanContext) -> Result:
     if isinstance(unit, plans.TrainingUnit):
         return Result(_training(unit, context, status="failed", reason=DIED))
     record = _header(unit, context)
-    return Result(replace(record, status="failed", reason=DIED, verdict=records.UNDECIDED))
+    return Result(
+        replace(
+            record,
+            status="failed",
+            reason=DIED,
+            verdict=records.UNDECIDED,
+        )
+    )
 
 
-def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = True) -> Round:
+def play_round(
+    unit: plans.Experiment,
+    context: PlanContext,
+    *,
+    planted: bool = True,
+) -> Round:
     """The round behind an experiment; without `planted`, of the model that no attack changed."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
@@ -220,10 +250,10 @@ def answers(
 ) -> list[Reconstruction]:
     """An attack's results on several rounds, or on one: always as one of many."""
     built = plans.build_attack(attack)
-    found = built.many([round_.observation for round_ in played], sources)
-    if len(found) != len(played):
-        raise ValueError(f"many returned {len(found)} answers to {len(played)}")
-    return [noted(one) for one in found]
+    reconstructions = built.many([round_.observation for round_ in played], sources)
+    if len(reconstructions) != len(played):
+        raise ValueError(f"many returned {len(reconstructions)} answers to {len(played)}")
+    return [noted(one) for one in reconstructions]
 
 
 def source_of(unit: plans.Experiment) -> torch.Generator:
@@ -250,7 +280,10 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
     )
 
 
-def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
+def _header(
+    unit: plans.Experiment,
+    context: PlanContext,
+) -> records.Assessment:
     built = plans.build_defense(unit.defense)
     domain = context.domain
     return records.Assessment(
@@ -272,7 +305,11 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
     )
 
 
-def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> records.Training:
+def _training(
+    unit: plans.TrainingUnit,
+    context: PlanContext,
+    **found: Any,
+) -> records.Training:
     return records.Training(
         training=unit.id,
         defense=defense_info(plans.build_defense(unit.defense), unit.defense),
@@ -292,8 +329,7 @@ def _judge(
     answer: Reconstruction,
     images: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
-    path = unit.lpips_weights
-    low, _ = context.domain.input_range
+    model = unit.model
     release = released(
         played,
         criterion_of(unit, context),
@@ -302,8 +338,9 @@ def _judge(
         origins=context.origins,
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
-        fresh=_fresh(unit.model),
-        key=(unit.model, unit.seed, unit.defense),  # bounds do not depend on the attack
+        # User code may load any weights, so whether they depend on examples is not known.
+        fresh=model.weights is None and not model.train_steps and ":" not in model.name,
+        key=(model, unit.seed, unit.defense),  # bounds do not depend on the attack
         once=context.once,
     )
     evidence = Evidence(
@@ -317,18 +354,21 @@ def _judge(
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
         distractors=context.distractors,
     )
-    metrics = () if path is None else (context.lpips(path).metric(low),)
-    settings = RiskSettings(unit.error_bound, unit.risk, metrics, pictures=images)
+    metrics: tuple[Metric, ...] = ()
+    if unit.lpips_weights is not None:
+        low, _ = context.domain.input_range
+        metrics = (context.lpips(unit.lpips_weights).metric(low),)
+    settings = RiskSettings(
+        unit.error_bound,
+        unit.risk,
+        metrics,
+        pictures=images,
+    )
     return judged(played, evidence, settings)
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
     return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share)
-
-
-def _fresh(model: plans.ModelSpec) -> bool:
-    """Whether the weights depend on no example; user code may load any, so it is not known."""
-    return model.weights is None and not model.train_steps and ":" not in model.name
 
 
 def judged(

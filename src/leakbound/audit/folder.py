@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +123,10 @@ def audit(
     context = PlanContext(plan.data, device)
     check_plan(plan, context)
     about = header(plan, context, pictures)
+    records = Journal(folder / "records.jsonl", Assessment)
+    utility = Journal(folder / "utility.jsonl", Training)
+    experiments = [e.id for e in plan.experiments()]
+    trainings = [t.id for t in plan.trainings()]
     with ExitStack() as held:
         with _writing(folder):
             held.enter_context(files.claimed(folder))
@@ -132,72 +135,62 @@ def audit(
             files.check(folder / TIMES, key="id")
         for said in [] if trainings_only else refused(plan.experiments(), context):
             warnings.warn(said, stacklevel=2)
-        runs = partial(run, workers=workers, pictures=pictures, context=context)
-        return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, context, workers))
+        with _writing(folder):
+            done = utility.read(_fits(trainings, folder))
+            if not trainings_only:
+                done |= records.read(_fits(experiments, folder))
+        skipped = {*done, *experiments} if trainings_only else done
+        total = len(trainings) + (0 if trainings_only else len(experiments))
+        current: Unit | None = None
+        clock = None
+        if workers:  # else the machines of a cluster, which are not known
+            left = units_left(plan, skipped)
+            work = estimate(left, context, plan.seeds[0])
+            clock = Clock(*work, max(1, min(workers, len(left))))
 
+        def tell(result: Result | None = None) -> None:
+            left, basis = (None, "") if clock is None else (clock.left, clock.basis)
+            watch(Progress(len(done), total, current, result, left, basis))
 
-def _audit(
-    plan: Plan,
-    folder: Path,
-    run: Runner,
-    watch: Callable[[Progress], None],
-    trainings_only: bool,
-    clock_of: Callable[[Plan, set[str]], Clock | None],
-) -> AuditResult:
-    experiments = [e.id for e in plan.experiments()]
-    trainings = [t.id for t in plan.trainings()]
-    experiments, left_alone = ([], experiments) if trainings_only else (experiments, [])
-    records = Journal(folder / "records.jsonl", Assessment)
-    utility = Journal(folder / "utility.jsonl", Training)
-    with _writing(folder):
-        kept = utility.read(_fits(trainings, folder))
-        kept |= set() if trainings_only else records.read(_fits(experiments, folder))
-    total = len(experiments) + len(trainings)
-    done = len(kept)
-    current: list[Unit | None] = [None]
-    clock = clock_of(plan, {*kept, *left_alone})
+        def started(unit: Unit) -> None:
+            nonlocal current
+            current = unit
+            tell()
 
-    def tell(result: Result | None = None) -> None:
-        left, basis = (None, "") if clock is None else (clock.left, clock.basis)
-        watch(Progress(done, total, current[0], result, left, basis))
-
-    def started(unit: Unit) -> None:
-        current[0] = unit
         tell()
-
-    tell()
-    results = run(plan, {*kept, *left_alone}, started=started)
-    with closing(records), closing(utility), closing(results):
-        for result in results:
-            with _writing(folder):
-                # Pictures first: a record on the disk has all of its pictures.
-                for name, content in result.pictures.items():
-                    files.write(folder / "pictures" / name, content)
-                if isinstance(result.record, Assessment):
-                    records.append(result.record)
-                else:
-                    utility.append(result.record)
-                cost = {"id": result.id, "schema": 1, "seconds": round(result.seconds, 4)}
-                files.append(folder / TIMES, cost, "id")
-            done += 1
-            if clock is not None:
-                clock.finished(result.id)
-            tell(result)
-    with _writing(folder):
-        utility.finish(trainings)
-        if not trainings_only:
-            records.finish(experiments)
+        results = run(
+            plan,
+            skipped,
+            started=started,
+            workers=workers,
+            pictures=pictures,
+            context=context,
+        )
+        with closing(records), closing(utility), closing(results):
+            for result in results:
+                with _writing(folder):
+                    # Pictures first: a record on the disk has all of its pictures.
+                    for name, content in result.pictures.items():
+                        files.write(folder / "pictures" / name, content)
+                    if isinstance(result.record, Assessment):
+                        records.append(result.record)
+                    else:
+                        utility.append(result.record)
+                    cost = {"id": result.id, "schema": 1, "seconds": round(result.seconds, 4)}
+                    files.append(folder / TIMES, cost, "id")
+                done.add(result.id)
+                if clock is not None:
+                    clock.finished(result.id)
+                tell(result)
+        with _writing(folder):
+            utility.finish(trainings)
+            if not trainings_only:
+                records.finish(experiments)
     counts = Counter(records.ends.values())
     failed = counts["failed"] + Counter(utility.ends.values())["failed"]
-    return AuditResult(folder, len(experiments), failed, dict(sorted(counts.items())))
-
-
-def _clock(context: PlanContext, workers: int, plan: Plan, kept: set[str]) -> Clock | None:
-    """None on a cluster, whose machines are not known."""
-    if not workers:
-        return None
-    units = units_left(plan, kept)
-    return Clock(*estimate(units, context, plan.seeds[0]), max(1, min(workers, len(units))))
+    return AuditResult(
+        folder, 0 if trainings_only else len(experiments), failed, dict(sorted(counts.items()))
+    )
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
@@ -299,10 +292,22 @@ def run_audit(
             table["utility"] = {"rounds": rounds, "repeats": len(seeds)}
         plan = parse(table)
     if out is not None:
-        return audit(plan, Path(out), workers=workers, pictures=pictures, watch=watch)
+        return audit(
+            plan,
+            Path(out),
+            workers=workers,
+            pictures=pictures,
+            watch=watch,
+        )
     place = Path(tempfile.mkdtemp(prefix="leakbound-"))
     try:
-        found = audit(plan, place / "run", workers=workers, pictures=pictures, watch=watch)
+        found = audit(
+            plan,
+            place / "run",
+            workers=workers,
+            pictures=pictures,
+            watch=watch,
+        )
     except BaseException:  # also Ctrl-C: nobody else knows the folder
         shutil.rmtree(place, ignore_errors=True)
         raise

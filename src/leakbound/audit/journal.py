@@ -100,7 +100,11 @@ class Journal(Generic[R]):
         self.close()
         order = list(keys)
         old = self._places
-        files.write(self.path, self._parts([old[key] for key in order]), key=self.key)
+        files.write(
+            self.path,
+            self._parts([old[key] for key in order]),
+            key=self.key,
+        )
         self._places = {}
         end = 0
         for key in order:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from leakbound import registry
+from leakbound import check, registry
 from leakbound._util.text import digest, plain
 from leakbound.assess import header
 from leakbound.assess.header import defense_name
@@ -69,6 +69,16 @@ class UtilitySpec:
     learning_rate: float = 0.002
     repeats: int = 3
     optimizer: str = "adam"
+
+    def __post_init__(self) -> None:
+        check.count(
+            clients=self.clients,
+            batch_size=self.batch_size,
+            repeats=self.repeats,
+        )
+        check.non_negative(rounds=self.rounds)
+        check.positive(learning_rate=self.learning_rate)
+        check.one_of(["adam", "sgd"], optimizer=self.optimizer)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,14 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
     psnr, share = _criterion(_section("criterion", table))
+    utility = plans.UtilitySpec(rounds=0)
+    if "utility" in table:
+        utility = _dataclass(plans.UtilitySpec, "utility", table)
+    metrics = _section("metrics", table)
+    check.known_keys("metrics", metrics, ["lpips_weights"])
+    lpips_weights = metrics.get("lpips_weights")
+    if lpips_weights is not None:
+        _typed("lpips_weights", lpips_weights, str)
     models = [_models(row) for row in _rows("models", table["models"])]
     defense_rows = _rows("defenses", table.get("defenses", [{"name": registry.NO_DEFENSE}]))
     defenses = [registry.grids_of("defense", row) for row in defense_rows]
@@ -65,17 +73,21 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         name=_typed("name", table.get("name", name), str),
         data=_dataclass(plans.DataSpec, "data", table),
         models=tuple(model for _, some in models for model in some),
-        defenses=tuple(links for grids in defenses for links in _chains(grids)),
+        defenses=tuple(
+            tuple(spec for spec in specs if spec.name != registry.NO_DEFENSE)
+            for grids in defenses
+            for specs in product(*grids)
+        ),
         attacks=tuple(attack for grid in attacks for attack in grid),
         batch_sizes=batch_sizes,
         seeds=seeds,
         threat=_threat(_section("threat", table)),
         psnr=psnr,
         share=share,
-        utility=_utility(table),
+        utility=utility,
         error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
         risk=_risk(table),
-        lpips_weights=_lpips_weights(_section("metrics", table)),
+        lpips_weights=lpips_weights,
         round=_round(table.get("round")),
     )
     # built once here, so that a wrong value stops the audit before its first experiment
@@ -84,17 +96,6 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     for attack in plan.attacks:
         plans.build_attack(attack)
     return plan
-
-
-def _utility(table: Mapping[str, Any]) -> plans.UtilitySpec:
-    if "utility" not in table:
-        return plans.UtilitySpec(rounds=0)
-    spec: plans.UtilitySpec = _dataclass(plans.UtilitySpec, "utility", table)
-    check.count(clients=spec.clients, batch_size=spec.batch_size, repeats=spec.repeats)
-    check.non_negative(rounds=spec.rounds)
-    check.positive(learning_rate=spec.learning_rate)
-    check.one_of(["adam", "sgd"], optimizer=spec.optimizer)
-    return spec
 
 
 def _risk(table: Mapping[str, Any]) -> RiskSpec:
@@ -109,8 +110,8 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
     check.known_keys("threat", table, [field.name for field in fields(ThreatModel)])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
-    given = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
-    return ThreatModel(server=Server(server), **given)
+    knows = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
+    return ThreatModel(server=Server(server), **knows)
 
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
@@ -123,12 +124,6 @@ def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
     if share > 1:
         raise ValueError(f"share is {share:g}; give a share, such as 0.9")
     return float(value), float(share)
-
-
-def _lpips_weights(table: Mapping[str, Any]) -> str | None:
-    check.known_keys("metrics", table, ["lpips_weights"])
-    path = table.get("lpips_weights")
-    return path if path is None else str(_typed("lpips_weights", path, str))
 
 
 def _round(value: Any) -> int | None:
@@ -162,11 +157,6 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     return count, (
         plans.ModelSpec(spec.name, spec.settings, many, weights) for spec in specs for many in steps
     )
-
-
-def _chains(grids: list[registry.Grid]) -> Iterator[tuple[registry.Spec, ...]]:
-    for specs in product(*grids):
-        yield tuple(spec for spec in specs if spec.name != registry.NO_DEFENSE)
 
 
 def _whole(name: str, values: Any, least: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "pillow")
-BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", *TABLES})
+BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", "ecg", *TABLES})
 COMPARED = {
     "schema": "another schema",
     "plan": "another plan",
@@ -87,10 +87,21 @@ def claim(folder: Path, now: dict[str, Any]) -> None:
             f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
             f"{after} now); choose another folder, or remove this one"
         )
-    files.write(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
+    files.write(
+        path,
+        json.dumps(
+            now,
+            indent=1,
+            sort_keys=True,
+        ).encode()
+        + b"\n",
+    )
 
 
-def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str, str] | None:
+def difference(
+    then: dict[str, Any],
+    now: dict[str, Any],
+) -> tuple[str, str, str, str] | None:
     """The first difference between two headers' records: what, where, and both values, short.
 
     Only the keys of `now` are compared; None if nothing differs.

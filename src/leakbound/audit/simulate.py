@@ -165,7 +165,14 @@ def simulate(
     domain = domain or of_shape(shape, input_range)
     every = public
     public, decoys = halves(public)
-    task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
+    task = Task.of(
+        model,
+        loss=loss,
+        plan=plan,
+        classes=classes,
+        public=public,
+        domain=domain,
+    )
     # One source for each client, and the last one for links on their sum.
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
@@ -208,8 +215,8 @@ def simulate(
         )
         settings = RiskSettings(ErrorBoundSpec(error_bound), RiskSpec(probability, people=people))
         record, files = experiment.judged(played, evidence, settings)
-    found = pair(played.truth, answer, domain.costs)
-    return Simulation(record, found.truth.inputs, found.inputs, played, answer, files)
+    paired = pair(played.truth, answer, domain.costs)
+    return Simulation(record, paired.truth.inputs, paired.inputs, played, answer, files)
 
 
 def error_bound(
@@ -262,18 +269,37 @@ def error_bound(
     clients, public = typed(model, clients_of(batch), public)
     built, _ = defense_of(defense)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
-    task = Task.of(model, loss=loss, classes=classes, public=public, domain=domain)
+    task = Task.of(
+        model,
+        loss=loss,
+        classes=classes,
+        public=public,
+        domain=domain,
+    )
     threat = threat or ThreatModel()
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         check_outputs(task, clients[0])
-        played = play(task, clients, built, sources, threat=threat, auxiliary=public)
+        played = play(
+            task,
+            clients,
+            built,
+            sources,
+            threat=threat,
+            auxiliary=public,
+        )
         criterion = Criterion.of(domain, psnr=psnr, share=share)
-        released = experiment.released(played, criterion, threat, public, fresh=fresh)
-        found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
-        known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None
-    return ReleaseBounds(found.bounds, found.note, criterion.info, found.attained, known)
+        released = experiment.released(
+            played,
+            criterion,
+            threat,
+            public,
+            fresh=fresh,
+        )
+        limits = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
+        known = leak_map(released, spec) if any(b.on_error for b in limits.bounds) else None
+    return ReleaseBounds(limits.bounds, limits.note, criterion.info, limits.attained, known)
 
 
 def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:
@@ -301,12 +327,12 @@ def typed(
         value = value.clone() if value.is_inference() else value
         return value.to(kind) if value.is_floating_point() else value
 
-    def own(batch: Batch) -> Batch:
+    def converted(batch: Batch) -> Batch:
         labels = cast(batch.labels)
         numbers = labels.ndim == 1 and not labels.is_floating_point()
         return Batch(cast(batch.inputs), labels.long() if numbers else labels)
 
-    return [own(batch) for batch in clients], public and own(public)
+    return [converted(batch) for batch in clients], public and converted(public)
 
 
 def check_outputs(task: Task, batch: Batch) -> None:
@@ -330,18 +356,18 @@ def check_outputs(task: Task, batch: Batch) -> None:
     check_fit(loss, output, batch.labels)
 
 
-def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:
-    if isinstance(given, Defense):
-        built = given if isinstance(given, Chain) else chain(given)
+def defense_of(defense: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:
+    if isinstance(defense, Defense):
+        built = defense if isinstance(defense, Chain) else chain(defense)
         return built, headers.defense_info(built)
-    links = registry.specs_of("defense", registry.NO_DEFENSE if given is None else given)
+    links = registry.specs_of("defense", registry.NO_DEFENSE if defense is None else defense)
     built = build_defense(links)
     return built, headers.defense_info(built, links)
 
 
-def _attack(given: Attack | str) -> tuple[Attack, records.AttackInfo]:
-    if isinstance(given, Attack):
-        return given, headers.attack_info(given)
-    (spec,) = registry.specs_of("attack", given)
+def _attack(attack: Attack | str) -> tuple[Attack, records.AttackInfo]:
+    if isinstance(attack, Attack):
+        return attack, headers.attack_info(attack)
+    (spec,) = registry.specs_of("attack", attack)
     built = build_attack(spec)
     return built, headers.attack_info(built, spec.name)

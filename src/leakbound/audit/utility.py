@@ -78,7 +78,11 @@ def _tested(task: Task, context: PlanContext) -> dict[str, float | int | None]:
     return quality(task.loss, _outputs(task, batch), batch.labels)
 
 
-def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int | None]:
+def quality(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+) -> dict[str, float | int | None]:
     """How good outputs (B, K, ...) are for the labels, in ways that see rare classes.
 
     `accuracy`; `majority`, that of the best constant answer; `tested`, the number of answers;
@@ -92,26 +96,30 @@ def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int
         >>> found["accuracy"], found["majority"], found["balanced_accuracy"], found["auc"]
         (0.75, 0.75, 0.5, 0.5)
     """
-    own = named(loss)
-    predicted, true = own.classified(output, labels)
+    named_loss = named(loss)
+    predicted, true = named_loss.classified(output, labels)
     right = (predicted == true).double()
     counts = torch.bincount(true - true.min())
     recalls = [float(right[true == k].mean()) for k in torch.unique(true)]
-    found: dict[str, float | int | None] = {
+    measured: dict[str, float | int | None] = {
         "accuracy": float(right.mean()),
         "majority": int(counts.max()) / len(true),
         "tested": len(true),
         "balanced_accuracy": sum(recalls) / len(recalls),
     }
-    scored = _class_scores(own, output, labels)
+    scored = _class_scores(named_loss, output, labels)
     areas = [] if scored is None else _areas(*scored)
-    found["auc"] = sum(area for area, _ in areas) / len(areas) if areas else None
+    measured["auc"] = sum(area for area, _ in areas) / len(areas) if areas else None
     # The areas of several classes depend on each other, so their errors are not averaged out.
-    found["auc_error"] = sum(error for _, error in areas) / len(areas) if areas else None
-    return found
+    measured["auc_error"] = sum(error for _, error in areas) / len(areas) if areas else None
+    return measured
 
 
-def _class_scores(loss: NamedLoss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+def _class_scores(
+    loss: NamedLoss,
+    output: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor] | None:
     """Scores (B, K) that rise with the probability of each class, and which are true (B, K).
 
     None if labels are pixels, tokens or numbers.
@@ -129,7 +137,7 @@ def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
 
     Source: Mann and Whitney 1947; ties count half.
     """
-    found = []
+    areas = []
     for score, label in zip(scores.T, true.T, strict=True):
         positive = int(label.sum())
         negative = len(label) - positive
@@ -139,8 +147,8 @@ def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
         # Less the smallest sum of ranks that so many examples can have.
         total = float(ranks[label.cpu().numpy()].sum()) - positive * (positive + 1) / 2
         error = math.sqrt((len(label) + 1) / (12 * positive * negative))
-        found.append((total / (positive * negative), error))
-    return found
+        areas.append((total / (positive * negative), error))
+    return areas
 
 
 def _batch(places: Tensor, context: PlanContext) -> Batch:

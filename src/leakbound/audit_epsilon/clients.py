@@ -83,10 +83,18 @@ def over_rounds(client: Client, rounds: int) -> Client:
         {'n': tensor(6., dtype=torch.float64)}
     """
 
-    def several(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Tensor]:
+    def several(
+        weights: dict[str, Tensor],
+        batch: Batch,
+        seed: int,
+    ) -> dict[str, Tensor]:
         source = torch.Generator().manual_seed(seed)
         total = dict[str, Tensor]()
-        for number in torch.randint(2**31, (rounds,), generator=source).tolist():
+        for number in torch.randint(
+            2**31,
+            (rounds,),
+            generator=source,
+        ).tolist():
             # Copies: the client may train in place.
             given = {name: value.clone() for name, value in weights.items()}
             own = Batch(batch.inputs.clone(), batch.labels.clone())
@@ -100,7 +108,10 @@ def over_rounds(client: Client, rounds: int) -> Client:
     return client if rounds == 1 else several
 
 
-def of_training(train: Callable[[nn.Module, Dataset[Any]], Any], model: nn.Module) -> Client:
+def of_training(
+    train: Callable[[nn.Module, Dataset[Any]], Any],
+    model: nn.Module,
+) -> Client:
     """A client from a training function, such as one with Opacus inside.
 
     Args:
@@ -119,7 +130,11 @@ def of_training(train: Callable[[nn.Module, Dataset[Any]], Any], model: nn.Modul
         [2.0]
     """
 
-    def client(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Tensor]:
+    def client(
+        weights: dict[str, Tensor],
+        batch: Batch,
+        seed: int,
+    ) -> dict[str, Tensor]:
         own = copies.duplicate(model)
         own.load_state_dict(weights)
         trained = train(own, TensorDataset(batch.inputs, batch.labels))
@@ -143,9 +158,20 @@ def of_flower(build: Callable[[Batch], Any]) -> Client:
         {'w': tensor([2.], dtype=torch.float64), 'metrics': {'loss': 0.5}}
     """
 
-    def client(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Any]:
+    def client(
+        weights: dict[str, Tensor],
+        batch: Batch,
+        seed: int,
+    ) -> dict[str, Any]:
         sent, _, metrics = build(batch).fit([v.numpy() for v in weights.values()], {})
-        after = {k: torch.as_tensor(v) for k, v in zip(weights, sent, strict=True)}
+        after = {
+            k: torch.as_tensor(v)
+            for k, v in zip(
+                weights,
+                sent,
+                strict=True,
+            )
+        }
         said = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         return _change(after, weights) | ({"metrics": said} if said else {})
 

@@ -176,7 +176,12 @@ def audit_one_run(
     return EpsilonAudit(claims, (lower,), confidence, 1, power)
 
 
-def _extremes(task: Task, base: Batch, count: int, draws: torch.Generator) -> Tensor:
+def _extremes(
+    task: Task,
+    base: Batch,
+    count: int,
+    draws: torch.Generator,
+) -> Tensor:
     """Inputs (count, *S) of entries that are the least or largest allowed; any, if tokens."""
     low, high = task.input_range
     shape = (count, *base.inputs.shape[1:])
@@ -194,7 +199,10 @@ def _own_labels(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _canary_pair(
-    task: Task, base: Batch, draws: torch.Generator, canary: Batch | None = None
+    task: Task,
+    base: Batch,
+    draws: torch.Generator,
+    canary: Batch | None = None,
 ) -> tuple[Batch, Batch]:
     """The candidate whose gradient differs most from the base's, and the one opposite to it.
 
@@ -232,7 +240,12 @@ def _joined(base: Batch, more: Batch) -> Batch:
     return Batch(inputs, labels)
 
 
-def _sent(client: Client, weights: Weights, batch: Batch, draws: torch.Generator) -> Any:
+def _sent(
+    client: Client,
+    weights: Weights,
+    batch: Batch,
+    draws: torch.Generator,
+) -> Any:
     number = int(torch.randint(2**31, (), generator=draws))
     given = {name: value.clone() for name, value in weights.items()}
     try:
@@ -246,7 +259,10 @@ def _sent(client: Client, weights: Weights, batch: Batch, draws: torch.Generator
 
 
 def _directions(
-    runs: Iterator[tuple[bool, Tensor]], start: Tensor, slope: Tensor | None, places: Tensor | None
+    runs: Iterator[tuple[bool, Tensor]],
+    start: Tensor,
+    slope: Tensor | None,
+    places: Tensor | None,
 ) -> Tensor:
     """Unit directions (K, D) in which the canary shows: the mean change and its gradient.
 
@@ -304,7 +320,10 @@ def _tests(claims: Claims) -> Iterator[tuple[str, str, Callable[..., Any], Calla
 
 
 def _event(
-    merit: Callable[..., Any], chosen: Scores, counted: Scores, level: float
+    merit: Callable[..., Any],
+    chosen: Scores,
+    counted: Scores,
+    level: float,
 ) -> tuple[float, float]:
     """Limits on the rates of the best event: it is found on one half, counted on the other."""
     best: tuple[float, int, float, int] = (-np.inf, 0, 0.0, 0)
@@ -321,15 +340,33 @@ def _event(
     return float(high[0]), float(low[0])
 
 
-def _limits(scores: Scores, cuts: Scores, level: float) -> tuple[tuple[Scores, Scores], ...]:
+def _limits(
+    scores: Scores,
+    cuts: Scores,
+    level: float,
+) -> tuple[tuple[Scores, Scores], ...]:
     """For the events "above the cut" and "not above": limits on the larger and smaller rate."""
     n = scores.shape[1]
     limits = empirical.count_limits(n, level)
-    without, held = (n - np.searchsorted(np.sort(own), cuts, side="right") for own in scores)
+    without, held = (
+        n
+        - np.searchsorted(
+            np.sort(own),
+            cuts,
+            side="right",
+        )
+        for own in scores
+    )
     return (1 - limits[n - held], limits[without]), (1 - limits[without], limits[n - held])
 
 
-def _matched(update: Tensor, task: Task, planted: Batch, base: Batch, noise: float) -> Tensor:
+def _matched(
+    update: Tensor,
+    task: Task,
+    planted: Batch,
+    base: Batch,
+    noise: float,
+) -> Tensor:
     """Scores (m,) of canaries: the update on their unit gradients, each without the others.
 
     Common parts are removed first, so that the unknown scale of the update does not matter. The

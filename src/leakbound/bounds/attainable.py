@@ -116,7 +116,11 @@ class Attainable:
         return len(self._held)  # type: ignore[attr-defined]
 
     def success(
-        self, hits: list[tuple[float, float]], eta: ArrayLike, *, parts: int = 1
+        self,
+        hits: list[tuple[float, float]],
+        eta: ArrayLike,
+        *,
+        parts: int = 1,
     ) -> Reached:
         """The best attack's success at each eta, and that of the prior-only baseline.
 
@@ -149,7 +153,12 @@ class Attainable:
             counts = [int((own <= level).sum()) for own in errors]
             n = self.counted
             fixed, *lines = (
-                count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
+                count_least(
+                    count,
+                    n,
+                    confidence=1 - tail / len(errors),
+                )
+                for count in counts
             )
             by_book = float((limits * named).max())
             # Several fixed guesses are distinct random codewords; of few codewords, all of them.
@@ -171,7 +180,16 @@ class Attainable:
             kept[eta] = np.array(own), np.array([near[:, :size].any(1).sum() for size in own])
         sizes, counts = kept[eta]
         sure = 1 - tail / len(counts)
-        return sizes, np.array([count_least(int(k), self.counted, confidence=sure) for k in counts])
+        return sizes, np.array(
+            [
+                count_least(
+                    int(k),
+                    self.counted,
+                    confidence=sure,
+                )
+                for k in counts
+            ]
+        )
 
     def _words(self, eta: float) -> Array:
         """Codewords made of the public part, the best first."""
@@ -196,7 +214,12 @@ class Attainable:
         made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
         return [_LinearAttack.of(public, mean, own) for own in made]
 
-    def _errors(self, chance: Array, noise: Array, layer: _LinearAttack) -> Array:
+    def _errors(
+        self,
+        chance: Array,
+        noise: Array,
+        layer: _LinearAttack,
+    ) -> Array:
         """Mean squared errors of a linear attack on the counted examples."""
         held = self._held  # type: ignore[attr-defined]
         draw = np.random.default_rng(3)
@@ -235,7 +258,12 @@ class _LinearAttack:
         # Rounding may leave eigenvalues a little below 0.
         return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
 
-    def answers(self, rows: Array, noise: Array, draw: np.random.Generator) -> Array:
+    def answers(
+        self,
+        rows: Array,
+        noise: Array,
+        draw: np.random.Generator,
+    ) -> Array:
         """Reconstructions (n, N) of rows, each under its own noise multiplier (n,)."""
         seen = (_clipped((rows - self.mean) @ self.weight) - self.middle) @ self.vectors
         spread = draw.standard_normal(seen.shape)

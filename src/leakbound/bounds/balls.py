@@ -41,7 +41,11 @@ class BallCounts:
 
 
 def counts_of(
-    rows: Array, level: float, near: list[Array], apart: list[Array], distance: Distance
+    rows: Array,
+    level: float,
+    near: list[Array],
+    apart: list[Array],
+    distance: Distance,
 ) -> BallCounts:
     """Upper bounds on the number of examples that one candidate matches at a level.
 
@@ -69,7 +73,10 @@ def counts_of(
     return BallCounts(np.minimum(each, most), most, how)
 
 
-def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[Array]]:
+def neighbors(
+    blocks: Iterable[Array],
+    reach: float,
+) -> tuple[list[Array], list[Array]]:
     """The rows within `reach` of each row, itself included, and their distances, sorted.
 
     `blocks` are the rows of a matrix of distances, some at a time. With too many pairs only the
@@ -99,7 +106,10 @@ def _medoid(apart: Array, mean: float) -> int:
     return int(count[inside].max(initial=1))
 
 
-def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, str, Array]:
+def _search(
+    near: list[Array],
+    fits: Callable[[list[int]], bool],
+) -> tuple[int, str, Array]:
     """The largest set that fits into one ball, or a bound on it if the search takes too long.
 
     Examples of one ball are neighbors of each other. If neighbors never have the same color, a ball

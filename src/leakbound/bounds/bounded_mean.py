@@ -59,9 +59,24 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     if start + near <= start or excess(start + near) < 0:
         return start
     # Two tolerances less, so that the error of the root search cannot raise the limit.
-    return max(start, float(optimize.brentq(excess, start + near, stop, xtol=near)) - 2 * near)
+    return max(
+        start,
+        float(
+            optimize.brentq(
+                excess,
+                start + near,
+                stop,
+                xtol=near,
+            )
+        )
+        - 2 * near,
+    )
 
 
 def upper_limit(values: Any, high: Any, *, confidence: float = 0.99) -> float:
     """An upper confidence limit on the mean of values of at most `high`; see `lower_limit`."""
-    return -lower_limit(-real("values", values, 1), -np.asarray(high), confidence=confidence)
+    return -lower_limit(
+        -real("values", values, 1),
+        -np.asarray(high),
+        confidence=confidence,
+    )

@@ -15,7 +15,12 @@ from leakbound.bounds.law import between, one, positive, whole
 __all__ = ["adaptive_mu", "batch_size_power", "pure"]
 
 
-def adaptive_mu(noise_multiplier: float, *, bit_noise: float, norm_ratio: float = 1.0) -> float:
+def adaptive_mu(
+    noise_multiplier: float,
+    *,
+    bit_noise: float,
+    norm_ratio: float = 1.0,
+) -> float:
     """The mu of one round that releases the noisy sum and the noisy number of clipped clients.
 
     The noise of the sum is raised to z_v = (z^-2 - (2 s_b)^-2)^-1/2, so that both together are one
@@ -50,7 +55,10 @@ def adaptive_mu(noise_multiplier: float, *, bit_noise: float, norm_ratio: float 
 
 
 def pure(
-    epsilon: ArrayLike, *, kappa: ArrayLike | None = None, log_kappa: ArrayLike | None = None
+    epsilon: ArrayLike,
+    *,
+    kappa: ArrayLike | None = None,
+    log_kappa: ArrayLike | None = None,
 ) -> Any:
     """Upper bound on any attacker's success after a mechanism of pure epsilon; broadcasts.
 
@@ -72,7 +80,12 @@ def pure(
     return one(np.where(blind == -np.inf, np.where(level == np.inf, 1.0, found), found))
 
 
-def batch_size_power(kappa: ArrayLike, *, batch: ArrayLike, weights: ArrayLike) -> Any:
+def batch_size_power(
+    kappa: ArrayLike,
+    *,
+    batch: ArrayLike,
+    weights: ArrayLike,
+) -> Any:
     """How often the noise's level alone shows whether a batch has B or B - 1 rows, at level kappa.
 
     For noise z C / B, divided by the rows that were drawn, whose P squares are chi-squared: the

@@ -78,14 +78,35 @@ class Composed(RiskLaw):
         return one(found)
 
     def rough(
-        self, noise_multiplier: float, *, sampling_rate: float, steps: int, log_kappa: float
+        self,
+        noise_multiplier: float,
+        *,
+        sampling_rate: float,
+        steps: int,
+        log_kappa: float,
     ) -> float:
         """The same for single numbers on a wider grid: also an upper bound, cheaper, less tight."""
-        one_each = np.array([noise_multiplier], float), np.array([log_kappa], float)
-        return float(self._at(one_each[0], sampling_rate, steps, one_each[1], rough=True)[0])
+        sigma = np.array([noise_multiplier], float)
+        blind = np.array([log_kappa], float)
+        return float(
+            self._at(
+                sigma,
+                sampling_rate,
+                steps,
+                blind,
+                rough=True,
+            )[0]
+        )
 
     @abstractmethod
-    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
+    def _at(
+        self,
+        sigma: Array,
+        q: float,
+        count: int,
+        blind: Array,
+        rough: bool = False,
+    ) -> Array:
         """The law for one rate and one number of steps, over (n,) noises and log kappas."""
 
     def noise_for(
@@ -107,7 +128,13 @@ class Composed(RiskLaw):
         return one(found)
 
     @abstractmethod
-    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+    def _noise(
+        self,
+        target: Array,
+        q: float,
+        count: int,
+        blind: Array,
+    ) -> Array:
         """`noise_for` for one rate and one number of steps, over (n,) targets and log kappas."""
 
     def rate_for(
@@ -121,7 +148,12 @@ class Composed(RiskLaw):
     ) -> Any:
         """The largest sampling rate with a bound of at most gamma."""
 
-        def solve(target: float, blind: float, sigma: float, number: float) -> float:
+        def solve(
+            target: float,
+            blind: float,
+            sigma: float,
+            number: float,
+        ) -> float:
             excess = self._excess(target, blind)
 
             def at(place: float, rough: bool = False) -> float:
@@ -132,7 +164,17 @@ class Composed(RiskLaw):
             fine = float(np.log((target - np.exp(blind)) / number))  # gamma < kappa + any sampled
             if isinstance(self, Visible):
                 return float(np.exp(crossing(at, fine - 1e-6, 0.0)))
-            return float(np.exp(edge(at, fine, 1, rough=lambda x: at(x, True), most=-fine)))
+            return float(
+                np.exp(
+                    edge(
+                        at,
+                        fine,
+                        1,
+                        rough=lambda x: at(x, True),
+                        most=-fine,
+                    )
+                )
+            )
 
         sigma = non_negative("noise_multiplier", noise_multiplier)
         return _each(solve, gamma, log_blind(kappa, log_kappa), sigma, whole("steps", steps))
@@ -148,7 +190,12 @@ class Composed(RiskLaw):
     ) -> Any:
         """The largest number of steps with a bound of at most gamma; 0 if none, at most 2^30."""
 
-        def solve(target: float, blind: float, sigma: float, q: float) -> float:
+        def solve(
+            target: float,
+            blind: float,
+            sigma: float,
+            q: float,
+        ) -> float:
             excess = self._excess(target, blind)
 
             def holds(count: int, rough: bool = False) -> bool:
@@ -169,7 +216,12 @@ class Composed(RiskLaw):
         log = np.array([blind])
         goal = np.log(target)
 
-        def excess(sigma: float, q: float, count: int, rough: bool = False) -> float:
+        def excess(
+            sigma: float,
+            q: float,
+            count: int,
+            rough: bool = False,
+        ) -> float:
             found = float(self._at(np.array([sigma]), q, count, log, rough)[0])
             return float(np.log(max(found, LEAST)) - goal)
 
@@ -183,7 +235,14 @@ class Visible(Composed):
     Source: docs/errata.md, "the valid corridor"; Hayes et al. 2023.
     """
 
-    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
+    def _at(
+        self,
+        sigma: Array,
+        q: float,
+        count: int,
+        blind: Array,
+        rough: bool = False,
+    ) -> Array:
         k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
         # Some rows at a time: the whole table of rows and counts may not fit.
@@ -203,7 +262,13 @@ class Visible(Composed):
             found[part] = np.exp(reached) @ mass + left
         return np.where(blind == 0, 1.0, np.minimum(1.0, found))
 
-    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+    def _noise(
+        self,
+        target: Array,
+        q: float,
+        count: int,
+        blind: Array,
+    ) -> Array:
         goal = np.log(target)
 
         def excess(place: Array) -> Array:
@@ -237,7 +302,14 @@ class Subsampled(Composed):
         0.00407
     """
 
-    def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
+    def _at(
+        self,
+        sigma: Array,
+        q: float,
+        count: int,
+        blind: Array,
+        rough: bool = False,
+    ) -> Array:
         found = visible._at(sigma, q, count, blind)
         if q == 1 or count == 1:
             return found
@@ -248,7 +320,13 @@ class Subsampled(Composed):
                 found[here] = np.minimum(found[here], composed.gamma(blind[here]))
         return found
 
-    def _noise(self, target: Array, q: float, count: int, blind: Array) -> Array:
+    def _noise(
+        self,
+        target: Array,
+        q: float,
+        count: int,
+        blind: Array,
+    ) -> Array:
         def solve(goal: float, log: float) -> float:
             start = float(visible._noise(np.array([goal]), q, count, np.array([log]))[0])
             if start == 0 or q == 1 or count == 1:
@@ -258,9 +336,27 @@ class Subsampled(Composed):
             def at(x: float, rough: bool = False) -> float:
                 return excess(float(np.exp(x)), q, count, rough)
 
-            return float(np.exp(edge(at, float(np.log(start)), -1, rough=lambda x: at(x, True))))
+            return float(
+                np.exp(
+                    edge(
+                        at,
+                        float(np.log(start)),
+                        -1,
+                        rough=lambda x: at(x, True),
+                    )
+                )
+            )
 
-        return np.array([solve(float(a), float(b)) for a, b in zip(target, blind, strict=True)])
+        return np.array(
+            [
+                solve(float(a), float(b))
+                for a, b in zip(
+                    target,
+                    blind,
+                    strict=True,
+                )
+            ]
+        )
 
 
 @lru_cache(maxsize=64)
@@ -281,7 +377,12 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
     return sealed(k), sealed(mass * max(1.0, 1 / float(mass.sum()))), left
 
 
-def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
+def _likely(
+    k: Array,
+    mass: Array,
+    left: float,
+    least: float,
+) -> tuple[Array, Array, float]:
     """Drop the numbers at both ends that weigh DUST * least together; they count as left out."""
     dust = DUST * least / 2
     below = np.cumsum(mass)
@@ -305,7 +406,12 @@ def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
     return [target, blind, *rest]
 
 
-def _each(solve: Callable[..., float], gamma: ArrayLike, blind: Array, *more: Array) -> Any:
+def _each(
+    solve: Callable[..., float],
+    gamma: ArrayLike,
+    blind: Array,
+    *more: Array,
+) -> Any:
     """solve(gamma, log kappa, ...) for each entry."""
     parts = _targets(gamma, blind, *more)
     found = [solve(*map(float, each)) for each in zip(*(p.flat for p in parts), strict=True)]

@@ -62,7 +62,11 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     # Panels are narrow where the integrand changes fast, and double from there.
     near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
     wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         step = np.where(c > 0, a / c, mode)
     step = np.where(np.isfinite(step), step, mode)
     low = np.maximum(0.0, mode - REACH)
@@ -82,16 +86,31 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
 
 def _power_width(mode: Array, k: Array) -> Array:
     """The width over which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         found = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
     return np.where((k > 1) & (found < REACH), found, REACH)
 
 
-def _log_integrand(r: Array, a: Array, c: Array, k: Array) -> Array:
+def _log_integrand(
+    r: Array,
+    a: Array,
+    c: Array,
+    k: Array,
+) -> Array:
     return special.xlogy(k - 1, r) - r**2 / 2 + special.log_ndtr(a - c * r)
 
 
-def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
+def _relative(
+    r: Array,
+    mode: Array,
+    a: Array,
+    c: Array,
+    k: Array,
+) -> Array:
     """Log integrand at r minus that at the mode, without cancellation of large terms."""
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = np.where(k > 1, (k - 1) * np.log(r / np.where(k > 1, mode, 1.0)), 0.0)
@@ -103,7 +122,11 @@ def _mode(a: Array, c: Array, k: Array) -> Array:
     """The mode of the log-concave integrand: the root of its falling derivative."""
     s = np.sqrt(k - 1)
     length = np.hypot(1.0, c)
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+    with np.errstate(
+        over="ignore",
+        divide="ignore",
+        invalid="ignore",
+    ):
         # phi(z) / Phi(z) is below 0.8 - z for z < 0: the root of a quadratic, if c > 0
         least = 2 * s * (s / (0.8 * c + length * np.sqrt(0.64 * (c / length) ** 2 + 4 * s**2)))
         most = s + np.abs(c) * _mills(a)

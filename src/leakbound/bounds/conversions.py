@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from leakbound.bounds.law import Array, arguments, groups, one
-from leakbound.bounds.privacy_loss import Pair, curve
+from leakbound.bounds.privacy_loss import LossCurve, Pair, curve
 from leakbound.bounds.roots import least_where
 
 __all__ = ["delta", "epsilon", "log_delta", "mu"]
@@ -63,7 +63,10 @@ def delta(
         0.12694
     """
     sigma, level, q, count = arguments(
-        noise_multiplier=noise_multiplier, epsilon=epsilon, sampling_rate=sampling_rate, steps=steps
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        sampling_rate=sampling_rate,
+        steps=steps,
     )
     full = np.asarray(mu(sigma / (1 + replace), steps=count))
     found = np.array(np.exp(log_delta(full, level)))
@@ -89,7 +92,10 @@ def epsilon(
         4.377
     """
     sigma, level, q, count = arguments(
-        noise_multiplier=noise_multiplier, delta=delta, sampling_rate=sampling_rate, steps=steps
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        sampling_rate=sampling_rate,
+        steps=steps,
     )
     found = np.array(_full_epsilon(np.asarray(mu(sigma / (1 + replace), steps=count)), level))
     for here, composed in _sampled(sigma, q, count, replace):
@@ -97,7 +103,11 @@ def epsilon(
         # The composed delta is rounded up and may exceed the closed form, which then stays.
         fits = composed(highest) <= level[here]
 
-        def holds(e: Array, composed: Delta = composed, most: Array = level[here]) -> Array:
+        def holds(
+            e: Array,
+            composed: Delta = composed,
+            most: Array = level[here],
+        ) -> Array:
             return composed(e) <= most
 
         least = least_where(holds, np.zeros_like(highest), highest)
@@ -114,7 +124,11 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     Source: Balle and Wang 2018, theorem 8.
     """
     m, e = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         u = e / m - m / 2
         v = e / m + m / 2
         far = np.log(_mills(u) - _mills(v)) - u * u / 2 - np.log(2 * np.pi) / 2
@@ -147,22 +161,30 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
 
 
-def _larger(noise: float, q: float, count: int, replace: bool) -> Delta | None:
-    """The larger delta of both directions; None if the grid would be too coarse."""
-    # "replace" is its own mirror; adding and removing are not.
-    pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")  # it has a mirror
-    curves = [own for pair in pairs if (own := curve(noise, q, count, pair)) is not None]
-    if len(curves) < len(pairs):
-        return None
-    return lambda level: np.asarray(np.max([own.at(level) for own in curves], axis=0))
-
-
-def _sampled(sigma: Array, q: Array, count: Array, replace: bool) -> Iterator[tuple[Any, Delta]]:
-    """Positions of each kind of sampled steps that has a curve, and its delta."""
+def _sampled(
+    sigma: Array,
+    q: Array,
+    count: Array,
+    replace: bool,
+) -> Iterator[tuple[Any, Delta]]:
+    """Positions of each kind of sampled steps that has a curve, and the larger delta of both
+    directions.
+    """
     if np.all(q == 1):
         return
+    # "replace" is its own mirror; adding and removing are not.
+    pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")
     for here, (noise, some, number) in groups(sigma, q, count):
-        if some < 1 and 0 < noise < np.inf:
-            found = _larger(noise, some, int(number), replace)
-            if found is not None:
-                yield here, found
+        if some == 1 or not 0 < noise < np.inf:
+            continue
+        made = [curve(noise, some, int(number), pair) for pair in pairs]
+        curves = [own for own in made if own is not None]
+        if len(curves) == len(pairs):  # else the grid would be too coarse
+
+            def largest(
+                level: Array,
+                curves: list[LossCurve] = curves,
+            ) -> Array:
+                return np.asarray(np.max([own.at(level) for own in curves], axis=0))
+
+            yield here, largest

@@ -27,7 +27,13 @@ SLACK = 1e-12
 """More than a transform's rounding adds to a total variation there, for each bin."""
 
 
-def balls_in_bins(noise_multiplier: float, *, factor: Factor, bins: int, kappa: float) -> float:
+def balls_in_bins(
+    noise_multiplier: float,
+    *,
+    factor: Factor,
+    bins: int,
+    kappa: float,
+) -> float:
     """Upper bound if each unit takes part in rounds j, j + bins, ... of one hidden, random bin j.
 
     Independent noise: the largest P(E) with Q(E) <= kappa, P the mean of normal distributions whose
@@ -76,7 +82,11 @@ def _on_axes(mu: float, bins: int, kappa: float) -> float:
         )
 
     # Every t gives a valid bound, so the search need not be exact.
-    found = optimize.minimize_scalar(bound, bounds=(-3.0, reach), method="bounded")
+    found = optimize.minimize_scalar(
+        bound,
+        bounds=(-3.0, reach),
+        method="bounded",
+    )
     return min(1.0, float(found.fun))
 
 

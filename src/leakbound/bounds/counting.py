@@ -57,7 +57,12 @@ ANCHORS = 12
 """Number of thresholds of a curve at which balls are counted."""
 
 
-def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
+def count_limit(
+    count: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Upper confidence limit on a share for which n independent draws show `count`.
 
     Clopper and Pearson 1934, one-sided: for every share, the limit is too small with probability
@@ -73,7 +78,12 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     return clopper_pearson(int(held), n, tail)[1]
 
 
-def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
+def count_least(
+    count: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Lower confidence limit on a share for which n independent draws show `count`.
 
     Clopper and Pearson 1934, one-sided.
@@ -153,7 +163,11 @@ class PublicSample(Baseline):
             if len(labels) != len(rows):
                 raise ValueError(f"labels holds {len(labels)}; give one for each of {len(rows)}")
             if labels.ndim > 1:  # such as masks: examples of one class have the same
-                labels = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1]
+                labels = np.unique(
+                    labels.reshape(len(rows), -1),
+                    axis=0,
+                    return_inverse=True,
+                )[1]
             labels = labels.reshape(-1)
             object.__setattr__(self, "labels", labels[keep])
         single(whole, guesses=self.guesses)
@@ -242,11 +256,20 @@ class PublicSample(Baseline):
         """
         own = [
             group[found.each == 1]
-            for group, found in zip(self._groups, self.counts(eta), strict=True)
+            for group, found in zip(
+                self._groups,
+                self.counts(eta),
+                strict=True,
+            )
         ]
         return np.sort(self.places[np.concatenate(own)])
 
-    def _pairs(self, place: int, rows: Array, eta: float) -> tuple[list[Array], list[Array]]:
+    def _pairs(
+        self,
+        place: int,
+        rows: Array,
+        eta: float,
+    ) -> tuple[list[Array], list[Array]]:
         """As `neighbors`, taken from those of a larger reach if they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
         reach = self.distance.reach(eta)
@@ -280,7 +303,11 @@ class PublicSample(Baseline):
         found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
-    def success_bound(self, lift: Lift | float, eta: ArrayLike) -> tuple[Array, Array]:
+    def success_bound(
+        self,
+        lift: Lift | float,
+        eta: ArrayLike,
+    ) -> tuple[Array, Array]:
         """Upper bound on any attacker's success, and the log kappa behind it.
 
         It is the better of the limit on kappa and the profile bound. Each uses half of the failure
@@ -310,21 +337,23 @@ class PublicSample(Baseline):
     def _limit(self, eta: float, tail: float) -> float:
         if not math.isfinite(eta):
             return 1.0
-        if self._open(eta):
-            return self._by_column(eta, tail)
-        found = self.counts(eta)
+        return min(1.0, (self._by_column if self._open(eta) else self._by_ball)(eta, tail))
+
+    def _by_ball(self, eta: float, tail: float) -> float:
+        """A limit from the examples that one candidate matches, or one of each class."""
+        counts = self.counts(eta)
         held = sum(
             min(self.guesses * own.most, len(group))
-            for own, group in zip(found, self._groups, strict=True)
+            for own, group in zip(counts, self._groups, strict=True)
         )
         limit = count_limit(held, self.n, confidence=1 - tail)
         # No two of a class match: a birthday bound. Examples of a class not seen may match, too.
-        classes = 0 if self.classes is None else max(self.classes, len(found))
-        if classes > 1 and held == len(found):
+        classes = 0 if self.classes is None else max(self.classes, len(counts))
+        if classes > 1 and held == len(counts):
             met = lambda x: classes * math.log1p(x / classes) - x - math.log(tail)  # noqa: E731
             far = 10 * (classes + 1) * (1 - math.log(tail))
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
-        return min(1.0, limit * self.density)
+        return limit * self.density
 
     def _by_column(self, eta: float, tail: float) -> float:
         """Markov: with the probability kappa_j that a value of column j matches, a candidate
@@ -336,7 +365,7 @@ class PublicSample(Baseline):
             return 1.0
         held = np.sum([self.distance.widest(own) for own in self._rows], 0)
         total = sum(self._share(int(most), tail / count) for most in held)
-        return min(1.0, self.guesses * self.density * total / (count - math.floor(eta)))
+        return self.guesses * self.density * total / (count - math.floor(eta))
 
     def _share(self, count: int, tail: float) -> float:
         """Upper limit on the share of new examples that one candidate matches, from a count."""
@@ -364,7 +393,12 @@ class PublicSample(Baseline):
         bound = self.success_bound(lift, levels)[0]
         return float((np.diff(levels, prepend=0.0) * (1 - bound)).sum())
 
-    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
+    def _profile(
+        self,
+        envelope: tuple[Array, Array],
+        eta: float,
+        confidence: float,
+    ) -> float:
         """The profile bound of this sample at one eta."""
         if not math.isfinite(eta):
             return 1.0
@@ -412,17 +446,18 @@ class TheseExamples(PublicSample):
         """What the bound rests on, as text."""
         return f"these {self.n} {self._noun}, {self._known}"
 
-    def _limit(self, eta: float, tail: float) -> float:
-        if not math.isfinite(eta):
-            return 1.0
-        if self._open(eta):
-            return self._by_column(eta, tail)
-        return min(1.0, self.guesses * self.largest(eta) / self._left)
+    def _by_ball(self, eta: float, tail: float) -> float:
+        return self.guesses * self.largest(eta) / self._left
 
     def _share(self, count: int, tail: float) -> float:
         return count / self._left
 
-    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
+    def _profile(
+        self,
+        envelope: tuple[Array, Array],
+        eta: float,
+        confidence: float,
+    ) -> float:
         """The largest mean success over all candidates; exact at every confidence."""
         each = [np.asarray(found.each, float) for found in self.counts(eta)]
         seen = sum(_most_success(own, envelope, self.guesses) for own in each)
@@ -445,7 +480,15 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
     """
     wanted = single(probability, gamma=gamma)
     found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
-    while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
+    while (
+        2 < found < 1_000_000
+        and count_limit(
+            1,
+            found - 1,
+            confidence=confidence,
+        )
+        <= wanted
+    ):
         found -= 1
     return found
 
@@ -458,7 +501,10 @@ def anchors(levels: Array) -> Array:
 
 
 def _profile_limit(
-    each: list[Array], envelope: tuple[Array, Array], guesses: int, confidence: float
+    each: list[Array],
+    envelope: tuple[Array, Array],
+    guesses: int,
+    confidence: float,
 ) -> float:
     """Upper limit on every attacker's success, with d_i = `each`, one array per class.
 
@@ -474,7 +520,11 @@ def _profile_limit(
     return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
 
 
-def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float:
+def self_bounding_limit(
+    seen: float,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Upper confidence limit on the mean of a self-bounding function from one observed value.
 
     A self-bounding function of independent examples changes by 0 to 1 when one of them is left
@@ -517,13 +567,23 @@ def _envelope(lift: Lift | float) -> tuple[Array, Array]:
     return q[kept], above[kept]
 
 
-def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
+def _below(
+    q: Array,
+    above: Array,
+    first: int,
+    middle: int,
+    last: int,
+) -> bool:
     rise = above[last] - above[first]
     run = q[last] - q[first]
     return bool((above[middle] - above[first]) * run <= rise * (q[middle] - q[first]))
 
 
-def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> float:
+def _most_success(
+    each: Array,
+    envelope: tuple[Array, Array],
+    guesses: int,
+) -> float:
     """An upper bound on the largest sum of F(q_i) with sum q_i / d_i <= `guesses`.
 
     By duality: any multiplier l > 0 gives the limit l `guesses` + sum max_q (F(q) - l q / d_i).
@@ -538,11 +598,19 @@ def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> f
         return float(math.exp(log) * guesses + number @ (above[at] - price * q[at]))
 
     # Every multiplier gives a valid limit, so an inexact minimum errs upwards only.
-    found = optimize.minimize_scalar(dual, bounds=(-40.0, 60.0), options={"xatol": 1e-6})
+    found = optimize.minimize_scalar(
+        dual,
+        bounds=(-40.0, 60.0),
+        options={"xatol": 1e-6},
+    )
     return min(float(len(each)), float(found.fun) * (1 + ROUNDING))
 
 
-def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -> float:
+def same_law(
+    first: ArrayLike,
+    second: ArrayLike,
+    source: np.random.Generator,
+) -> float:
     """The p-value of a test whether two samples can have one distribution.
 
     The statistic is how often an example's nearest neighbor is from its own sample, compared with

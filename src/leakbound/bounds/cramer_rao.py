@@ -97,7 +97,12 @@ def tight_trace_bound(fisher_trace: float, prior: Prior) -> ErrorBound:
     return _trace_floor("tight_trace", fisher_trace, known, prior, TIGHT)
 
 
-def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -> ErrorBound:
+def trace_bound_from_samples(
+    traces: Any,
+    prior: Prior,
+    *,
+    tight: bool = True,
+) -> ErrorBound:
     """An estimate of a trace bound from the mean of tr J_F(x) over sampled images; not a bound.
 
     Args:
@@ -184,14 +189,25 @@ def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
     return _estimated(bound, _standard_error(np.array(gains)) / prior.dimension, len(samples))
 
 
-def _trace_floor(name: str, trace: float, information: float, prior: Prior, law: str) -> ErrorBound:
+def _trace_floor(
+    name: str,
+    trace: float,
+    information: float,
+    prior: Prior,
+    law: str,
+) -> ErrorBound:
     if not trace >= 0:
         raise ValueError(f"fisher_trace is {trace!r}; give a number of at least 0")
     total = float(trace) + information
     return _bound(name, prior.rank**2 / total if total > 0 else np.inf, prior, law)
 
 
-def _bound(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
+def _bound(
+    name: str,
+    total: float,
+    prior: Prior,
+    law: str,
+) -> ErrorBound:
     """A bound on the total error, from 0 to the prior's variance, over m."""
     value = max(0.0, min(float(total), prior.variance)) / prior.dimension
     known = prior.rests_on_prior
@@ -205,7 +221,12 @@ def _estimated(bound: ErrorBound, error: float, number: int) -> ErrorBound:
         "information may put the true bound far below"
     )
     assumptions = (sentence, *bound.assumptions)
-    return replace(bound, covers="estimate", assumptions=assumptions, standard_error=error)
+    return replace(
+        bound,
+        covers="estimate",
+        assumptions=assumptions,
+        standard_error=error,
+    )
 
 
 def _standard_error(values: Array) -> float:

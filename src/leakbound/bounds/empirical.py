@@ -29,7 +29,16 @@ LOUD = 1e3
 @lru_cache(maxsize=32)
 def count_limits(n: int, confidence: float) -> Array:
     """Upper confidence limits (n + 1,) on a share, for every count of 0 to n."""
-    return np.array([count_limit(k, n, confidence=confidence) for k in range(n + 1)])
+    return np.array(
+        [
+            count_limit(
+                k,
+                n,
+                confidence=confidence,
+            )
+            for k in range(n + 1)
+        ]
+    )
 
 
 def epsilon_of_rates(high: ArrayLike, low: ArrayLike, delta: float) -> Any:
@@ -42,7 +51,11 @@ def epsilon_of_rates(high: ArrayLike, low: ArrayLike, delta: float) -> Any:
         return np.maximum(np.log(least) - np.log(np.asarray(low, float)), 0.0)
 
 
-def most_power(noise_multiplier: float, low: ArrayLike, **training: Any) -> Any:
+def most_power(
+    noise_multiplier: float,
+    low: ArrayLike,
+    **training: Any,
+) -> Any:
     """The largest probability of an event that has probability `low` without the example.
 
     From the accountant's privacy curve: the least e^epsilon low + delta(epsilon), and the same for
@@ -55,7 +68,12 @@ def most_power(noise_multiplier: float, low: ArrayLike, **training: Any) -> Any:
     return np.minimum(np.minimum(there, back), 1.0)
 
 
-def epsilon_of_steps(high: float, low: float, delta: float, **training: Any) -> float:
+def epsilon_of_steps(
+    high: float,
+    low: float,
+    delta: float,
+    **training: Any,
+) -> float:
     """The epsilon of the noisiest Gaussian training with these rates; 0: any noise fits.
 
     It assumes Gaussian noise, of unknown size; `training` as in `most_power`.
@@ -74,7 +92,13 @@ def epsilon_of_steps(high: float, low: float, delta: float, **training: Any) -> 
     return float(conversions.epsilon(loud, delta=delta, **training))
 
 
-def guess_p_value(epsilon: float, right: int, guesses: int, canaries: int, delta: float) -> float:
+def guess_p_value(
+    epsilon: float,
+    right: int,
+    guesses: int,
+    canaries: int,
+    delta: float,
+) -> float:
     """Upper bound on the probability of so many right guesses under (epsilon, delta)-privacy.
 
     Each of m canaries is included by a fair coin. The number of guesses r is fixed before the run.
@@ -88,7 +112,12 @@ def guess_p_value(epsilon: float, right: int, guesses: int, canaries: int, delta
 
 
 def epsilon_of_guesses(
-    right: int, guesses: int, canaries: int, *, delta: float, confidence: float
+    right: int,
+    guesses: int,
+    canaries: int,
+    *,
+    delta: float,
+    confidence: float,
 ) -> float:
     """Lower confidence limit on epsilon from the right guesses of one run; see `guess_p_value`."""
     low = 0.0

@@ -46,7 +46,12 @@ class ExactLaw(RiskLaw):
     """gamma*: the best success of any estimator behind the trap, for a uniform direction."""
 
     def __call__(
-        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: ArrayLike,
+        eta: ArrayLike,
+        norm: ArrayLike = 1.0,
     ) -> Any:
         """Probability that the best estimator of X, |X| known, has an MSE of at most eta.
 
@@ -60,10 +65,26 @@ class ExactLaw(RiskLaw):
             >>> round(exact(0.5, dim=16, eta=0.5 / 16), 4)
             0.0683
         """
-        return one(np.exp(np.asarray(self.log(noise_multiplier, dim=dim, eta=eta, norm=norm))))
+        return one(
+            np.exp(
+                np.asarray(
+                    self.log(
+                        noise_multiplier,
+                        dim=dim,
+                        eta=eta,
+                        norm=norm,
+                    )
+                )
+            )
+        )
 
     def log(
-        self, noise_multiplier: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+        self,
+        noise_multiplier: ArrayLike,
+        *,
+        dim: ArrayLike,
+        eta: ArrayLike,
+        norm: ArrayLike = 1.0,
     ) -> Any:
         """The natural logarithm of the same probability.
 
@@ -71,11 +92,21 @@ class ExactLaw(RiskLaw):
             >>> round(exact.log(0.05, dim=3072, eta=0.037 / 3072), 3)
             -4077.52
         """
-        sigma, n, eta, r = arguments(noise_multiplier=noise_multiplier, dim=dim, eta=eta, norm=norm)
+        sigma, n, eta, r = arguments(
+            noise_multiplier=noise_multiplier,
+            dim=dim,
+            eta=eta,
+            norm=norm,
+        )
         return one(_log_gamma(sigma, n, _relative_error(n, eta, r)))
 
     def noise_for(
-        self, gamma: ArrayLike, *, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0
+        self,
+        gamma: ArrayLike,
+        *,
+        dim: ArrayLike,
+        eta: ArrayLike,
+        norm: ArrayLike = 1.0,
     ) -> Any:
         """The smallest noise multiplier at which no estimator attains eta more often than gamma.
 
@@ -86,7 +117,12 @@ class ExactLaw(RiskLaw):
             >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
             0.003687
         """
-        gamma, n, eta, r = arguments(gamma=gamma, dim=dim, eta=eta, norm=norm)
+        gamma, n, eta, r = arguments(
+            gamma=gamma,
+            dim=dim,
+            eta=eta,
+            norm=norm,
+        )
         e = _relative_error(n, eta, r)
         target = np.log(gamma)
         blind = _log_gamma(np.full(e.shape, LARGEST), n, e)
@@ -153,7 +189,11 @@ def effective_noise(
     rho = positive("rho", rho)
     if np.any(rho < 1):
         raise ValueError(f"rho is {float(np.min(rho)):g}; give at least 1: separation never gains")
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+    with np.errstate(
+        over="ignore",
+        divide="ignore",
+        invalid="ignore",
+    ):
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
     # 0 times an overflowed factor is NaN.
@@ -192,10 +232,19 @@ def averaged(
     found = np.empty(sigma.shape)
     for here, (number, some) in groups(count, q):
         own = participation
-        mass, factor = sightings(int(number), sampling_rate=float(some), participation=own)
+        mass, factor = sightings(
+            int(number),
+            sampling_rate=float(some),
+            participation=own,
+        )
         with np.errstate(invalid="ignore"):  # no noise and no sighting: 0 * inf
             noise = np.where(np.isinf(factor), np.inf, sigma[here] * factor)
-        chances = exact(noise, dim=n[here], eta=e[here], norm=r[here])
+        chances = exact(
+            noise,
+            dim=n[here],
+            eta=e[here],
+            norm=r[here],
+        )
         found[here] = np.minimum(1.0, (mass * chances).sum(0))
     return one(found)
 

@@ -69,7 +69,11 @@ class GaussianLaw(RiskLaw):
         sigma = non_negative("noise_multiplier", noise_multiplier)
         count = whole("steps", steps)
         blind = log_blind(kappa, log_kappa)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        with np.errstate(
+            divide="ignore",
+            over="ignore",
+            invalid="ignore",
+        ):
             gain = np.sqrt(count) / sigma
             found = special.log_ndtr(special.ndtri_exp(blind) + gain)
         # With an infinite gain, inf - inf is NaN.
@@ -122,7 +126,12 @@ gaussian = GaussianLaw(
 )
 
 
-def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
+def kappa_sphere(
+    *,
+    dim: ArrayLike,
+    eta: ArrayLike,
+    norm: ArrayLike = 1.0,
+) -> Any:
     """Prior-only success on the sphere: how often the best candidate has an MSE of at most eta.
 
     For a uniform direction and known |X| = norm. It is a cap of half-angle
@@ -135,17 +144,32 @@ def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> An
         >>> round(kappa_sphere(dim=2, eta=0.25), 4)
         0.25
     """
-    return exact(np.inf, dim=dim, eta=eta, norm=norm)
+    return exact(
+        np.inf,
+        dim=dim,
+        eta=eta,
+        norm=norm,
+    )
 
 
-def log_kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:
+def log_kappa_sphere(
+    *,
+    dim: ArrayLike,
+    eta: ArrayLike,
+    norm: ArrayLike = 1.0,
+) -> Any:
     """The natural logarithm of `kappa_sphere`.
 
     Example:
         >>> round(log_kappa_sphere(dim=3072, eta=0.037 / 3072), 1)
         -5067.2
     """
-    return exact.log(np.inf, dim=dim, eta=eta, norm=norm)
+    return exact.log(
+        np.inf,
+        dim=dim,
+        eta=eta,
+        norm=norm,
+    )
 
 
 def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:

@@ -180,7 +180,13 @@ class KnownModel:
             low, high = (low, middle) if met else (middle, high)
         return float(grid[high])
 
-    def _fresh(self, noise: float, level: float, looks: int, look: int) -> float:
+    def _fresh(
+        self,
+        noise: float,
+        level: float,
+        looks: int,
+        look: int,
+    ) -> float:
         """The bound for new examples, with one of `looks` parts of the failure probability."""
         if noise < QUIET:
             return 1.0
@@ -189,7 +195,13 @@ class KnownModel:
         limit = self_bounding_limit(seen, confidence=1 - half) / self.n
         return min(1.0, self.density * limit)
 
-    def _bayes(self, noise: float, level: float, tail: float, look: int) -> tuple[float, float]:
+    def _bayes(
+        self,
+        noise: float,
+        level: float,
+        tail: float,
+        look: int,
+    ) -> tuple[float, float]:
         """If the example is one of these: the success of attackers whose candidates are public
         examples, by Monte Carlo, and an upper limit on every attacker's, Z / n.
         """
@@ -204,7 +216,12 @@ class KnownModel:
         attained, most = self._values(noise, level, look)
         return float(attained.mean()), _limit(most, tail)
 
-    def _values(self, noise: float, level: float, look: int) -> tuple[Array, Array]:
+    def _values(
+        self,
+        noise: float,
+        level: float,
+        look: int,
+    ) -> tuple[Array, Array]:
         """(draws,) each, independent: posterior mass of the best example's ball; of any, at most.
 
         The example is drawn uniformly, then its release. Known labels leave the class's examples.
@@ -270,7 +287,12 @@ class _Group:
         """(1, m) without an update."""
         return np.full((1, len(self.place)), 1 / len(self.place))
 
-    def posterior(self, chosen: Indices, noise: float, source: np.random.Generator) -> Array:
+    def posterior(
+        self,
+        chosen: Indices,
+        noise: float,
+        source: np.random.Generator,
+    ) -> Array:
         """(T, m) posterior masses, each for a release drawn from the chosen example (T,)."""
         normals = source.standard_normal((len(chosen), len(self.place)))
         # The root is triangular: half the work of a full product.
@@ -287,7 +309,11 @@ class _Group:
         if guesses == 1:
             return low, high
         held = min(guesses * int(self.each.max()), len(self.place))
-        ranked = -np.partition(-weights, (min(guesses, len(self.place)) - 1, held - 1), axis=1)
+        ranked = -np.partition(
+            -weights,
+            (min(guesses, len(self.place)) - 1, held - 1),
+            axis=1,
+        )
         low = np.maximum(low, ranked[:, :guesses].sum(1))
         return low, np.minimum(1.0, np.minimum(guesses * high, ranked[:, :held].sum(1)))
 
@@ -326,7 +352,12 @@ class _Group:
         return found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1]
 
 
-def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
+def _group(
+    place: Indices,
+    rows: Array,
+    root: Array,
+    level: float,
+) -> _Group:
     distance = SquaredError()
     near, apart = neighbors(distance.among(rows), 4 * level)
     each = counts_of(rows, level, near, apart, distance).each.astype(np.int64)
@@ -367,7 +398,12 @@ def _checked(gram: ArrayLike, n: int) -> Array:
     found = np.asarray(gram, np.float64)
     if found.shape != (n, n):
         raise ValueError(f"gram has shape {found.shape}; give ({n}, {n}) for {n} examples")
-    if not np.isfinite(found).all() or not np.allclose(found, found.T, rtol=0, atol=TOO_LONG):
+    if not np.isfinite(found).all() or not np.allclose(
+        found,
+        found.T,
+        rtol=0,
+        atol=TOO_LONG,
+    ):
         raise ValueError("gram is not finite and symmetric; give inner products of vectors")
     longest = found.diagonal().max()
     if longest > 1 + TOO_LONG:

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
+from leakbound._util.intervals import clopper_pearson
 from leakbound.bounds.distances import ColumnMisses
 from leakbound.bounds.law import Array, one
 from leakbound.bounds.record_priors import MIN_EXAMPLES, MOST, TOGETHER, Baseline
@@ -72,7 +73,11 @@ class BigramText(Baseline):
         )
 
     @classmethod
-    def from_sequences(cls, sequences: ArrayLike, vocabulary: int) -> BigramText:
+    def from_sequences(
+        cls,
+        sequences: ArrayLike,
+        vocabulary: int,
+    ) -> BigramText:
         """Count the tokens of sequences (N, n), padding included.
 
         Raises:
@@ -136,7 +141,7 @@ class BigramText(Baseline):
             close = rows[(rows != rows[at]).sum(1) <= 2 * level]
             middle = np.array([np.bincount(column).argmax() for column in close.T])
             most = max(most, self._climbed(middle, level), self._climbed(rows[at], level))
-        return float(scipy.stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(rows) - most)))
+        return clopper_pearson(most, len(rows), 1 - CONFIDENCE)[1]
 
     def _climbed(self, candidate: Array, level: float) -> int:
         """How many public sequences a candidate (n,) matches after changes of one token that raise
@@ -152,7 +157,12 @@ class BigramText(Baseline):
             for place, column in enumerate(entering.T):
                 tokens, number = np.unique(column[column != candidate[place]], return_counts=True)
                 gains += [
-                    (int(k - leaving[place]), place, v) for v, k in zip(tokens, number, strict=True)
+                    (int(k - leaving[place]), place, v)
+                    for v, k in zip(
+                        tokens,
+                        number,
+                        strict=True,
+                    )
                 ]
             gain, place, token = max(gains, default=(0, 0, 0))
             if gain <= 0:

@@ -69,7 +69,14 @@ def probability(name: str, value: ArrayLike, *, closed: bool = False) -> Array:
     return _inside(name, value, 0.0, closed, 1.0, closed, words)
 
 
-def between(name: str, value: ArrayLike, low: float, high: float, *, closed: bool = True) -> Array:
+def between(
+    name: str,
+    value: ArrayLike,
+    low: float,
+    high: float,
+    *,
+    closed: bool = True,
+) -> Array:
     """Numbers in [low, high], or in (low, high) if not closed."""
     words = f"from {low:g} to {high:g}" if closed else f"strictly between {low:g} and {high:g}"
     return _inside(name, value, low, closed, high, closed, words)
@@ -109,7 +116,10 @@ def arguments(**values: ArrayLike) -> Sequence[Array]:
     return np.broadcast_arrays(*(RULES[name](name, value) for name, value in values.items()))
 
 
-def single(rule: Callable[[str, ArrayLike], Array], **value: ArrayLike) -> float:
+def single(
+    rule: Callable[[str, ArrayLike], Array],
+    **value: ArrayLike,
+) -> float:
     """The value of one argument that is a single number, checked by a rule.
 
     Example:

@@ -35,7 +35,12 @@ DUST = 1e-15
 bound and as failure in the attained success."""
 
 
-def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> list[Part]:
+def merged(
+    history: Sequence[Part],
+    most: int = MOST,
+    *,
+    more: bool = True,
+) -> list[Part]:
     """Merge to at most `most` kinds of steps that leak at least (not `more`: at most) as much.
 
     Kinds that are close to each other become one, with their smallest noise and highest rate, or
@@ -61,7 +66,12 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
     return sorted((low(noises), high(rates), sum(counts)) for noises, rates, counts in rows)
 
 
-def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[Array, Array]:
+def sums(
+    parts: Sequence[Part],
+    weights: Sequence[float],
+    *,
+    up: bool,
+) -> tuple[Array, Array]:
     """Values and masses of sum_i w_i k_i, k_i ~ Binom(T_i, q_i), rounded up or down to a grid.
 
     Each heaviest sampled kind has a separate grid, so that the cells of heavy kinds do not swamp
@@ -93,7 +103,11 @@ def _sampled_steps(part: Part) -> tuple[Array, Array]:
     return k, np.asarray(scipy.stats.binom.pmf(k, steps, rate))
 
 
-def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Array]:
+def _added(
+    rows: Sequence[tuple[Array, Array]],
+    *,
+    up: bool,
+) -> tuple[Array, Array]:
     """The distribution of a sum of independent values, each rounded to one grid."""
     cell = sum(float(values[-1]) for values, _ in rows) / CELLS
     turn = np.ceil if up else np.floor
@@ -147,7 +161,13 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     return one(np.where(blind == 0, 1.0, found.reshape(blind.shape)))
 
 
-def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
+def visible_lower(
+    parts: Sequence[Part],
+    *,
+    dim: int,
+    eta: float,
+    norm: float,
+) -> float:
     """Attained success of a linear trap that averages the steps with the example, best weighted.
 
     With noiseless steps, an example in one of them is exact. Otherwise the prior-only baseline is
@@ -155,26 +175,82 @@ def visible_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -
     """
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
-        return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
-    value, mass = _thinned(*sums(parts, [noise**-2.0 for noise, *_ in parts], up=False))
+        return (
+            1
+            - none
+            + none
+            * float(
+                exact(
+                    np.inf,
+                    dim=dim,
+                    eta=eta,
+                    norm=norm,
+                )
+            )
+        )
+    value, mass = _thinned(
+        *sums(
+            parts,
+            [noise**-2.0 for noise, *_ in parts],
+            up=False,
+        )
+    )
     with np.errstate(divide="ignore"):
         noise = 1 / np.sqrt(value)
-    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
+    return float(
+        mass
+        @ np.asarray(
+            exact(
+                noise,
+                dim=dim,
+                eta=eta,
+                norm=norm,
+            )
+        )
+    )
 
 
-def hidden_lower(parts: Sequence[Part], *, dim: int, eta: float, norm: float) -> float:
+def hidden_lower(
+    parts: Sequence[Part],
+    *,
+    dim: int,
+    eta: float,
+    norm: float,
+) -> float:
     """Attained success of a linear trap that sums all steps, each kind weighted by q / noise^2."""
     if any(noise == 0 for noise, *_ in parts):
-        return visible_lower(parts, dim=dim, eta=eta, norm=norm)
+        return visible_lower(
+            parts,
+            dim=dim,
+            eta=eta,
+            norm=norm,
+        )
     weights = [rate / noise**2 for noise, rate, _ in parts]
     weights = [w / max(weights) for w in weights]
     spread = math.sqrt(
-        sum(t * (w * noise) ** 2 for w, (noise, _, t) in zip(weights, parts, strict=True))
+        sum(
+            t * (w * noise) ** 2
+            for w, (noise, _, t) in zip(
+                weights,
+                parts,
+                strict=True,
+            )
+        )
     )
     value, mass = _thinned(*sums(parts, weights, up=False))
     with np.errstate(divide="ignore"):
         noise = spread / value
-    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
+    return float(
+        mass
+        @ np.asarray(
+            exact(
+                noise,
+                dim=dim,
+                eta=eta,
+                norm=norm,
+            )
+        )
+    )
 
 
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
@@ -195,7 +271,15 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
     if len(bare) < len(parts):
         if 1 - none >= delta:
             return math.inf
-        return epsilon(bare, delta - (1 - none), visible=visible) if bare else 0.0
+        return (
+            epsilon(
+                bare,
+                delta - (1 - none),
+                visible=visible,
+            )
+            if bare
+            else 0.0
+        )
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
     left = _lost(parts, mass)
     gain = np.sqrt(value)

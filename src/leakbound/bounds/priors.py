@@ -139,7 +139,12 @@ class GaussianPrior(Prior):
 
     mean: Array
 
-    def __init__(self, mean: Any, covariance: Any, components: int | None = None) -> None:
+    def __init__(
+        self,
+        mean: Any,
+        covariance: Any,
+        components: int | None = None,
+    ) -> None:
         center = real("mean", mean, 1)
         m = len(center)
         values, vectors = _principal(covariance, m)
@@ -172,7 +177,11 @@ class GaussianPrior(Prior):
         return cls(center, np.full(len(center), variance))
 
     @classmethod
-    def from_samples(cls, samples: Any, components: int | None = None) -> GaussianPrior:
+    def from_samples(
+        cls,
+        samples: Any,
+        components: int | None = None,
+    ) -> GaussianPrior:
         """The Gaussian with the mean and covariance of public images (n, m), never private ones.
 
         With n <= m the span has at most n - 1 directions; the rest is given to the attacker.
@@ -217,7 +226,11 @@ def symmetric(name: str, value: Any, size: int) -> Array:
     return (matrix + matrix.T) / 2
 
 
-def _principal(matrix: Any, size: int, name: str = "covariance") -> tuple[Array, Array]:
+def _principal(
+    matrix: Any,
+    size: int,
+    name: str = "covariance",
+) -> tuple[Array, Array]:
     """Eigenvalues, largest first, and eigenvectors of a positive semidefinite matrix, not 0."""
     if np.ndim(matrix) == 1:
         diagonal = real(name, matrix, 1)

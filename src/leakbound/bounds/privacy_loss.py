@@ -154,7 +154,12 @@ class LossCurve:
 
 
 def curve(
-    noise: float, sampling_rate: float, steps: int, pair: Pair = "remove", *, rough: bool = False
+    noise: float,
+    sampling_rate: float,
+    steps: int,
+    pair: Pair = "remove",
+    *,
+    rough: bool = False,
 ) -> LossCurve | None:
     """`mixed_curve` for steps of one kind."""
     return mixed_curve([(noise, sampling_rate, steps)], pair, rough=rough)
@@ -178,7 +183,11 @@ def mixed_curve(
     return CACHE.of((*what, *grid), lambda: _composed(*what))
 
 
-def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | None:
+def _composed(
+    parts: tuple[Part, ...],
+    pair: Pair,
+    rough: bool,
+) -> LossCurve | None:
     if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
         return None
     steps = [(1 / noise, max(q, RAREST)) for noise, q, _ in parts]
@@ -201,7 +210,14 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
             one_step(shift, q, interval, own, pair)
             for (shift, q), own in zip(steps, ends, strict=True)
         ]
-        laws = [(mass, own[0]) for (mass, _), own in zip(rows, ends, strict=True)]
+        laws = [
+            (mass, own[0])
+            for (mass, _), own in zip(
+                rows,
+                ends,
+                strict=True,
+            )
+        ]
         first, last = _window(laws, counts, interval)
         if last - first < points:
             break
@@ -210,14 +226,26 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
     else:
         return None
     mass, slack = _power(laws, counts, first, last)
-    lost = sum(count * np.log1p(-beyond) for count, (_, beyond) in zip(counts, rows, strict=True))
+    lost = sum(
+        count * np.log1p(-beyond)
+        for count, (_, beyond) in zip(
+            counts,
+            rows,
+            strict=True,
+        )
+    )
     infinite = float(-np.expm1(lost)) + np.exp(-TAIL)
     drift = (
         16
         * UNIT
         * sum(
             count * (1 + max(abs(low), abs(high)) + shift**2 - np.log(q))
-            for count, (low, high), (shift, q) in zip(counts, ranges, steps, strict=True)
+            for count, (low, high), (shift, q) in zip(
+                counts,
+                ranges,
+                steps,
+                strict=True,
+            )
         )
     )
     delta = sealed(hockey_stick(mass, infinite, interval))
@@ -225,7 +253,12 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
     return LossCurve(first * interval + float(drift), interval, delta, slack)
 
 
-def _loss_range(shift: float, q: float, steps: int, pair: Pair) -> tuple[float, float]:
+def _loss_range(
+    shift: float,
+    q: float,
+    steps: int,
+    pair: Pair,
+) -> tuple[float, float]:
     """The range of losses of one step, without exp(-TAIL) / (2 steps) of P at either end."""
     far = -float(special.ndtri_exp(-TAIL - np.log(2 * steps)))
     held = pair != "add"
@@ -242,12 +275,21 @@ def _loss_range(shift: float, q: float, steps: int, pair: Pair) -> tuple[float, 
     return float(losses[0]), float(losses[1])
 
 
-def _tails(losses: Array, shift: float, q: float, pair: Pair) -> tuple[Array, Array]:
+def _tails(
+    losses: Array,
+    shift: float,
+    q: float,
+    pair: Pair,
+) -> tuple[Array, Array]:
     """P(loss > l) and log Q(loss > l) of one step."""
     if pair == "replace":
         return _replaced(losses, shift, q)
     signed = losses if pair == "remove" else -losses
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         odds = np.where(
             # expm1 keeps the digits near 0; the second form does not overflow for large losses.
             signed < 1,
@@ -276,7 +318,11 @@ def _replaced(losses: Array, shift: float, q: float) -> tuple[Array, Array]:
 
 
 def one_step(
-    shift: float, q: float, interval: float, ends: tuple[int, int], pair: Pair
+    shift: float,
+    q: float,
+    interval: float,
+    ends: tuple[int, int],
+    pair: Pair,
 ) -> tuple[Array, float]:
     """Mass of one step on the grid and at infinity; no loss is below the true one."""
     losses = np.arange(ends[0], ends[1] + 1) * interval
@@ -284,7 +330,11 @@ def one_step(
     # Rounding could make the tail rise, and the mass of a cell negative.
     upper = np.minimum.accumulate(upper)
     cell = -np.diff(upper)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         fall = np.minimum(0.0, log_lower[1:] - log_lower[:-1])
         other = np.exp(log_lower[:-1] + losses[:-1] + np.log(-np.expm1(fall)))
         other = np.where(log_lower[:-1] == -np.inf, 0.0, other)
@@ -300,7 +350,11 @@ def one_step(
     return mass, float(upper[-1])
 
 
-def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -> tuple[int, int]:
+def _window(
+    laws: list[tuple[Array, int]],
+    counts: list[int],
+    interval: float,
+) -> tuple[int, int]:
     """Grid range of the sum of all steps, without exp(-TAIL) on either side (Chernoff)."""
     kinds = [(places * interval, own) for places, own in (_coarser(*law) for law in laws)]
     variance = sum(
@@ -313,19 +367,37 @@ def _window(laws: list[tuple[Array, int]], counts: list[int], interval: float) -
         tops = [float((sign * losses).max()) for losses, _ in kinds]
         below = [
             (count, sign * losses - top, own)
-            for count, top, (losses, own) in zip(counts, tops, kinds, strict=True)
+            for count, top, (losses, own) in zip(
+                counts,
+                tops,
+                kinds,
+                strict=True,
+            )
         ]
 
-        def reach(log_tilt: float, below: list[tuple[int, Array, Array]] = below) -> float:
+        def reach(
+            log_tilt: float,
+            below: list[tuple[int, Array, Array]] = below,
+        ) -> float:
             tilt = np.exp(log_tilt)
             logs = sum(count * np.log(np.exp(tilt * down) @ own) for count, down, own in below)
             return float((logs + TAIL) / tilt)
 
         bounds = np.log(1e-3 / spread), np.log(1e2 / spread)
         found = optimize.minimize_scalar(
-            reach, bounds=bounds, method="bounded", options={"xatol": 0.05, "maxiter": 20}
+            reach,
+            bounds=bounds,
+            method="bounded",
+            options={"xatol": 0.05, "maxiter": 20},
         )
-        highest = sum(count * top for count, top in zip(counts, tops, strict=True))
+        highest = sum(
+            count * top
+            for count, top in zip(
+                counts,
+                tops,
+                strict=True,
+            )
+        )
         ends.append(highest + min(0.0, float(found.fun)))
     return int(np.floor(-ends[0] / interval)) - 1, int(np.ceil(ends[1] / interval)) + 1
 
@@ -351,7 +423,10 @@ def _coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
 
 
 def _power(
-    laws: list[tuple[Array, int]], counts: list[int], first: int, last: int
+    laws: list[tuple[Array, int]],
+    counts: list[int],
+    first: int,
+    last: int,
 ) -> tuple[Array, float]:
     """The distribution of the sum of all steps on [first, last], and a bound on its rounding error.
 
@@ -365,10 +440,25 @@ def _power(
     wraps = [_folded(mass, length) for mass, _ in laws]
     spectra = [fft.rfft(wrapped) for wrapped in wraps]
     logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
-    sizes = np.asarray(sum(count * log for count, log in zip(counts, logs, strict=True)))
+    sizes = np.asarray(
+        sum(
+            count * log
+            for count, log in zip(
+                counts,
+                logs,
+                strict=True,
+            )
+        )
+    )
     power = None
     slack = 0.0
-    for wrapped, spectrum, log, count in zip(wraps, spectra, logs, counts, strict=True):
+    for wrapped, spectrum, log, count in zip(
+        wraps,
+        spectra,
+        logs,
+        counts,
+        strict=True,
+    ):
         own = _raised(spectrum, count, sizes)
         power = own if power is None else power * own
         with np.errstate(under="ignore"):  # the magnitude of all factors but one of this kind
@@ -378,7 +468,14 @@ def _power(
         normwise = np.sqrt(length) * float(np.linalg.norm(wrapped)) * (error + 4 * UNIT) * products
         slack += min(entrywise, normwise)
     assert power is not None  # there is at least one kind of step
-    lowest = sum(count * low for count, (_, low) in zip(counts, laws, strict=True))
+    lowest = sum(
+        count * low
+        for count, (_, low) in zip(
+            counts,
+            laws,
+            strict=True,
+        )
+    )
     total = np.roll(fft.irfft(power, length), -((first - lowest) % length))
     back = error * np.sqrt(2 * float((np.abs(power) ** 2).sum())) + length * np.exp(-FAINT)
     return np.maximum(0.0, total[: last - first + 1]), slack + back
@@ -418,6 +515,11 @@ def hockey_stick(mass: Array, beyond: float, interval: float) -> Array:
 
     above = beyond + np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
     decay = np.exp(-interval)
-    found, _ = lfilter([-np.expm1(-interval)], [1, -decay], above[::-1], zi=[decay * beyond])
+    found, _ = lfilter(
+        [-np.expm1(-interval)],
+        [1, -decay],
+        above[::-1],
+        zi=[decay * beyond],
+    )
     rounding = 4 * UNIT * (len(found) + 1 / interval)  # of the two running sums, upwards
     return np.minimum(1.0, found[::-1] * (1 + rounding))

@@ -155,7 +155,11 @@ class Mixture(Baseline):
     Source: this project; Anderson 1955 for the prior-only success.
     """
 
-    def __init__(self, parts: Sequence[GaussianPart], weights: ArrayLike) -> None:
+    def __init__(
+        self,
+        parts: Sequence[GaussianPart],
+        weights: ArrayLike,
+    ) -> None:
         w = positive("weights", weights)
         if not parts or w.shape != (len(parts),):
             raise ValueError(f"weights has shape {w.shape}; give one for each of {len(parts)}")
@@ -208,7 +212,12 @@ class GaussianImages(Mixture):
         self.name = "Gaussian images"
 
     @classmethod
-    def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
+    def from_samples(
+        cls,
+        images: ArrayLike,
+        *,
+        components: int,
+    ) -> Self:  # type: ignore[override]
         """Mean and `components` leading directions of images; the rest share a variance."""
         k = int(single(whole, components=components))
         return cls(GaussianPart.from_samples(flat_images(images), k))
@@ -236,7 +245,11 @@ class Gallery(Baseline):
         0.25
     """
 
-    def __init__(self, images: ArrayLike, weights: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        images: ArrayLike,
+        weights: ArrayLike | None = None,
+    ) -> None:
         rows = flat_images(images)
         w = np.ones(len(rows)) if weights is None else non_negative("weights", weights)
         if w.shape != (len(rows),) or not 0 < w.sum() < np.inf:

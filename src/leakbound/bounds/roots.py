@@ -24,7 +24,11 @@ TRIES = 12
 MOST_STEPS = 2**30
 
 
-def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def least_where(
+    holds: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+) -> Array:
     """The smallest x in [low, high] from which `holds` stays true, elementwise, never below it.
 
     `holds` must be monotone (false, then true) and true at `high`; the result satisfies it.
@@ -38,7 +42,11 @@ def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Arr
     return high
 
 
-def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Array:
+def least_root(
+    excess: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+) -> Array:
     """The smallest x in [low, high] where `excess` is not positive, elementwise, never below it.
 
     `excess` is continuous and falls. It was evaluated at the result, which is `high` if it stays
@@ -74,9 +82,21 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
     return np.where(never, high, np.where((fa <= 0) & ~always, a, b))
 
 
-def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, near: Array) -> Array:
+def _next_part(
+    a: Array,
+    fa: Array,
+    b: Array,
+    fb: Array,
+    c: Array,
+    fc: Array,
+    near: Array,
+) -> Array:
     """The next place, from a (0) to b (1): inverse quadratic, or the middle if that is unsafe."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(
+        divide="ignore",
+        invalid="ignore",
+        over="ignore",
+    ):
         xi = (a - b) / (c - b)
         phi = (fa - fb) / (fc - fb)
         smooth = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
@@ -139,7 +159,13 @@ def last_that(holds: Callable[[int], bool], guess: int) -> int:
 
 
 def edge(
-    excess: Excess, fine: float, way: float, *, rough: Excess, near: float = NEAR, most: float = FAR
+    excess: Excess,
+    fine: float,
+    way: float,
+    *,
+    rough: Excess,
+    near: float = NEAR,
+    most: float = FAR,
 ) -> float:
     """The farthest place from `fine`, to `near`, up to which `excess` is not positive.
 
@@ -178,7 +204,12 @@ def edge(
     return crossing(excess, fine + way * good, fine + way * bad)
 
 
-def _rough_edge(rough: Excess, fine: float, way: float, most: float) -> tuple[float, float]:
+def _rough_edge(
+    rough: Excess,
+    fine: float,
+    way: float,
+    most: float,
+) -> tuple[float, float]:
     """Distance from `fine` at which the replacement turns positive, and its slope there."""
 
     def at(place: float) -> float:

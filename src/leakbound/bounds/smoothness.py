@@ -66,7 +66,10 @@ SMOOTH = frozenset(
 
 
 def not_smooth(
-    task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: DefenseProtocol | None = None,
 ) -> tuple[str, ...]:
     """Names of what prevents a proof that the release is smooth in the inputs; () if it is proven.
 
@@ -85,7 +88,11 @@ def not_smooth(
 
     try:
         with torch.enable_grad():
-            graph = make_fx(sent, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs).graph
+            graph = make_fx(
+                sent,
+                tracing_mode="fake",
+                _allow_non_fake_inputs=True,
+            )(inputs).graph
     except Exception as error:  # whatever a user's model raises during tracing
         return (f"{type(error).__name__} while the gradient was traced", *sorted(found))
     return tuple(sorted(found | _off_the_list(graph)))

@@ -42,7 +42,12 @@ _SCALES = (1.0, 0.7, 0.4, 0.2, 0.1)
 
 
 def weiss_weinstein_bound(
-    overlaps: Any, steps: Any, prior: Prior, *, directions: Any = None, confidence: float = 0.99
+    overlaps: Any,
+    steps: Any,
+    prior: Prior,
+    *,
+    directions: Any = None,
+    confidence: float = 0.99,
 ) -> ErrorBound:
     """The Weiss-Weinstein bound from overlaps at sampled images, as a lower confidence limit.
 
@@ -74,7 +79,11 @@ def weiss_weinstein_bound(
         # The least gain that overlaps in [0, 1] allow, a little lower for rounding.
         ends.append(np.full(len(gains[-1]), -2 * (1 + 1e-9) * float((choice[1] ** 2).sum())))
         first *= 2
-    limit = lower_limit(np.concatenate(gains), np.concatenate(ends), confidence=confidence)
+    limit = lower_limit(
+        np.concatenate(gains),
+        np.concatenate(ends),
+        confidence=confidence,
+    )
     return _bound(max(0.0, min(limit, prior.variance)) / prior.dimension, prior, confidence)
 
 
@@ -104,7 +113,11 @@ def default_steps(
     return largest / np.sqrt(whole)[:, None] * powers
 
 
-def least_informed(fisher: Any, prior: Prior, count: int) -> tuple[Array, Array]:
+def least_informed(
+    fisher: Any,
+    prior: Prior,
+    count: int,
+) -> tuple[Array, Array]:
     """The directions (k, r) with the least information in a pilot J_D, and that information (r,).
 
     These are the eigenvectors of J_D + C^-1 with the smallest eigenvalues. They carry most of the
@@ -136,7 +149,12 @@ def _moments(shares: Array, steps: Array, known: Array) -> tuple[Array, Array]:
     return first, rest
 
 
-def _choose(fit: Array, steps: Array, known: Array, lost: float) -> tuple[Array, Array]:
+def _choose(
+    fit: Array,
+    steps: Array,
+    known: Array,
+    lost: float,
+) -> tuple[Array, Array]:
     """The step's index and the factor c for each direction (r,), from a lower limit on the bound.
 
     Any choice is valid. A limit of equal values lies the share `lost` nearer to their low end, at
@@ -163,7 +181,12 @@ def _choose(fit: Array, steps: Array, known: Array, lost: float) -> tuple[Array,
     return number, factor
 
 
-def _gains(test: Array, choice: tuple[Array, Array], steps: Array, known: Array) -> Array:
+def _gains(
+    test: Array,
+    choice: tuple[Array, Array],
+    steps: Array,
+    known: Array,
+) -> Array:
     """Per image (n,), the linear form at the chosen steps and factors."""
     number, factor = choice
     rows = np.arange(len(steps))

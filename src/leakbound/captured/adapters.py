@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from torch import Tensor, nn
 
 from leakbound import tensors
@@ -46,6 +48,22 @@ _CHANGED = {
     "megatron_config": "its layers are split over devices",
     "ensure_weight_tying": "it ties trained weights",
 }
+Rank = Annotated[int, Meta(ge=1, le=MOST_RANK)]
+Alpha = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Name = Annotated[str, Meta(pattern=r"^[\w.]+\Z")]
+_RANK = f"a rank from 1 to {MOST_RANK}"
+_ALPHA = "a finite number above 0"
+_PLAIN = "an object of plain module names, without regular expressions, each with"
+_READ: dict[str, tuple[Any, str]] = {
+    "r": (Rank, _RANK),
+    "lora_alpha": (Alpha, _ALPHA),
+    "use_rslora": (bool | None, "true or false"),
+    "target_modules": (tuple[str, ...] | str | None, "a list of module names"),
+    "modules_to_save": (tuple[str, ...] | None, "a list of module names"),
+    "rank_pattern": (dict[Name, Rank] | None, f"{_PLAIN} {_RANK}"),
+    "alpha_pattern": (dict[Name, Alpha] | None, f"{_PLAIN} {_ALPHA}"),
+}
+"""What is read of a configuration: its type, and what to give instead of another."""
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that leave the weights of the base as they are."""
 
@@ -65,6 +83,10 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
 
+    def may_adapt(self, module: str) -> bool:
+        """Whether a module is a target; without names of targets every one is."""
+        return not self.targets or any(_ends(module, target) for target in self.targets)
+
     def rank_of(self, module: str) -> int:
         """The rank at a module."""
         return next((r for key, r in self.ranks.items() if _ends(module, key)), self.rank)
@@ -82,35 +104,40 @@ def read_config(path: Path) -> AdapterConfig:
     Raises:
         ValueError: it is missing, too large, no JSON, or of an adapter that is not a plain LoRA.
     """
-    given = _json(path)
-    what = f"{str(path)!r}"
-    kind = given.get("peft_type")
+    what = repr(str(path))
+    settings = files.read_json(path, f"adapter config {what}", most=MOST_JSON)
+    kind = settings.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"{what}: peft_type is {kind!r}; give a LoRA adapter (LORA)")
     for name, why in _CHANGED.items():
-        if given.get(name):
+        if settings.get(name):
             raise ValueError(f"{what}: {name} is set ({why}); give an adapter without it")
-    start = given.get("init_lora_weights", True)
+    start = settings.get("init_lora_weights", True)
     if not any(start is one or start == one for one in _INITIAL):
         raise ValueError(
             f"{what}: init_lora_weights is {start!r}, which changes the base or is unknown; give "
             "an adapter that starts from the base's own weights"
         )
-    if given.get("bias", "none") != "none":
-        raise ValueError(f"{what}: bias is {given['bias']!r}; give an adapter with bias 'none'")
-    root = given.get("use_rslora") or False
-    if not isinstance(root, bool):
-        raise ValueError(f"{what}: use_rslora is {root!r}; give true or false")
-    # A text is a pattern, which is never run: the file's tensors then show the targets.
-    targets = given.get("target_modules")
+    if settings.get("bias", "none") != "none":
+        raise ValueError(f"{what}: bias is {settings['bias']!r}; give an adapter with bias 'none'")
+    values = dict[str, Any]()
+    for name, (form, mend) in _READ.items():
+        value = settings.get(name)
+        try:
+            values[name] = msgspec.convert(value, form)
+        except msgspec.ValidationError:
+            shown = repr(value)[:60]
+            raise ValueError(f"{what}: {name} is {shown}; give {mend}") from None
+    targets = values["target_modules"]
     return AdapterConfig(
-        _rank(given.get("r"), "r", what),
-        _number(given.get("lora_alpha"), "lora_alpha", what),
-        root,
-        () if isinstance(targets, str) else _names(targets, "target_modules", what),
-        _names(given.get("modules_to_save"), "modules_to_save", what),
-        {k: _rank(v, k, what) for k, v in _pattern(given, "rank_pattern", what).items()},
-        {k: _number(v, k, what) for k, v in _pattern(given, "alpha_pattern", what).items()},
+        values["r"],
+        values["lora_alpha"],
+        bool(values["use_rslora"]),
+        # A text is a pattern, which is never run: the file's tensors then show the targets.
+        targets if isinstance(targets, tuple) else (),
+        values["modules_to_save"] or (),
+        values["rank_pattern"] or {},
+        values["alpha_pattern"] or {},
     )
 
 
@@ -161,15 +188,16 @@ def read_adapter(
                 f"{str(path)!r} lacks {missing} of {module}; give the whole adapter that the "
                 "server sent as adapter, and what the client sent as update"
             )
-        _replace(model, module, down, up, config.scale_of(module))
+        layer = AdapterLayer(model.get_submodule(module), down, up, config.scale_of(module))
+        model.set_submodule(module, layer.eval())
     for key, value in named.items():
         if ".lora_" not in key:
             owner, _, name = key.rpartition(".")
-            own: nn.Module = model.get_submodule(owner)
-            if name in own._parameters:
-                setattr(own, name, nn.Parameter(value.clone()))
+            saved: nn.Module = model.get_submodule(owner)
+            if name in saved._parameters:
+                setattr(saved, name, nn.Parameter(value.clone()))
             else:
-                own.register_buffer(name, value.clone())
+                saved.register_buffer(name, value.clone())
     if update is not None:
         sent = sent_tensors(update, base)
         for name, parameter in model.named_parameters():
@@ -191,9 +219,9 @@ def sent_tensors(update: Path | str, base: nn.Module) -> dict[str, Tensor]:
     return _read(path, config, base)
 
 
-def _located(given: Path | str, what: str) -> tuple[Path, AdapterConfig]:
-    place = Path(given)
-    path = place / WEIGHTS if place.is_dir() else place
+def _located(place: Path | str, what: str) -> tuple[Path, AdapterConfig]:
+    path = Path(place)
+    path = path / WEIGHTS if path.is_dir() else path
     pickled = path if path.exists() else path.with_suffix(".bin")
     if pickled.suffix == ".bin" and pickled.exists():
         raise ValueError(
@@ -202,39 +230,48 @@ def _located(given: Path | str, what: str) -> tuple[Path, AdapterConfig]:
         )
     files.check_regular(path, what)
     if path.suffix != ".safetensors":
-        raise ValueError(f"{what} is {str(given)!r}; give a folder or a .safetensors file")
+        raise ValueError(f"{what} is {str(path)!r}; give a folder or a .safetensors file")
     return path, read_config(path.with_name(CONFIG))
 
 
-def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tensor]:
+def _read(
+    path: Path,
+    config: AdapterConfig,
+    base: nn.Module,
+) -> dict[str, Tensor]:
     """The file's tensors by their names in the adapted model, checked against the base."""
     layers = dict(base.named_modules())
-    missing = [one for one in config.targets if not any(_ends(name, one) for name in layers)]
-    if missing:
+    for target in config.targets:
+        if any(_ends(name, target) for name in layers):
+            continue
         raise ValueError(
-            f"{str(path)!r}: target_modules names {missing[0]!r}, which the base does not have; "
+            f"{str(path)!r}: target_modules names {target!r}, which the base does not have; "
             "give the base that the adapter belongs to"
         )
     numbers = HEADER // 8
     for name, layer in layers.items():
-        if (shape := _shape(layer)) and (not config.targets or _targeted(name, config)):
+        if (shape := _shape(layer)) and config.may_adapt(name):
             numbers += config.rank_of(name) * sum(shape)
         if any(_ends(name, one) for one in config.saved):
             numbers += sum(value.numel() for value in layer.state_dict().values())
     # A number has at most 8 bytes: a file that is larger than its configuration needs is not read.
     most = min(tensors.files.MOST_BYTES, 8 * numbers)
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for key, value in tensors.read(path, most=most)[0].items():
         name = key.removeprefix(_PREFIX)
         for long, short in _LONG:
             name = name.replace(long, short)
         _check(path, name, value, config, layers)
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def _check(
-    path: Path, name: str, value: Tensor, config: AdapterConfig, layers: Mapping[str, nn.Module]
+    path: Path,
+    name: str,
+    value: Tensor,
+    config: AdapterConfig,
+    layers: Mapping[str, nn.Module],
 ) -> None:
     """Reject a tensor that does not fit the base and the configuration."""
     module, _, part = name.partition(".lora_")
@@ -254,7 +291,7 @@ def _check(
             raise ValueError(
                 f"{what} adapts a {type(layer).__name__}; adapters of linear layers alone are read"
             )
-        if config.targets and not _targeted(module, config):
+        if not config.may_adapt(module):
             raise ValueError(f"{what} is not among target_modules; give the adapter's own config")
         wanted = (rank, size[1]) if part == "A.weight" else (size[0], rank)
         if shape != wanted or not value.is_floating_point():
@@ -265,7 +302,8 @@ def _check(
         return
     owner, _, leaf = name.rpartition(".")
     held = layers[owner].state_dict().get(leaf) if owner in layers else None
-    saved = any(_inside(owner, one) for one in config.saved)
+    # The module is one of these names, or lies within one.
+    saved = any(f".{name}." in f".{owner}." for name in config.saved)
     if held is None or not saved:
         raise ValueError(f"{what} is neither a LoRA weight nor in modules_to_save of the base")
     if shape != tuple(held.shape) or value.is_floating_point() != held.is_floating_point():
@@ -273,12 +311,6 @@ def _check(
             f"{what} is {shape} of {value.dtype}, in the base {tuple(held.shape)} of {held.dtype}; "
             "give the adapter's base"
         )
-
-
-def _replace(model: nn.Module, name: str, down: Tensor, up: Tensor, scale: float) -> None:
-    owner, _, leaf = name.rpartition(".")
-    made = AdapterLayer(model.get_submodule(name), down, up, scale)
-    setattr(model.get_submodule(owner), leaf, made.eval())
 
 
 def _shape(layer: nn.Module) -> tuple[int, int] | None:
@@ -295,91 +327,20 @@ def _shape(layer: nn.Module) -> tuple[int, int] | None:
 
 
 def _refuse_quantized(base: nn.Module) -> None:
-    settings = getattr(getattr(base, "config", None), "quantization_config", None)
-    odd = next(
-        (
-            f"{name} is a {type(m).__name__}"
-            for name, m in base.named_modules()
-            if any(word in type(m).__name__ for word in ("4bit", "8bit", "Quant"))
-        ),
-        None,
-    )
-    odd = odd or next(
-        (
-            f"{name} is of {p.dtype}"
-            for name, p in base.named_parameters()
-            if not p.is_floating_point()
-        ),
-        None,
-    )
-    if settings or odd:
-        raise ValueError(
-            f"base is quantized ({odd or 'its config says so'}); give it with weights as floats"
-        )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    what = f"adapter config {str(path)!r}"
-    try:
-        with files.opened(path) as stream:
-            content = stream.read(MOST_JSON + 1)
-    except OSError as error:
-        raise ValueError(
-            f"{what} cannot be read: {error.strerror}; put it next to the adapter's tensors"
-        ) from None
-    if len(content) > MOST_JSON:
-        raise ValueError(f"{what} is over {MOST_JSON} bytes; give the file that PEFT wrote")
-    try:
-        given = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{what} is not valid JSON in UTF-8; save the adapter again") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"{what} holds a {type(given).__name__}; give the object that PEFT wrote")
-    return given
-
-
-def _rank(value: Any, name: str, what: str) -> int:
-    # Exact type: `true` would pass for rank 1.
-    if type(value) is not int or not 1 <= value <= MOST_RANK:
-        raise ValueError(f"{what}: {name} is {value!r}; give a rank from 1 to {MOST_RANK}")
-    return value
-
-
-def _number(value: Any, name: str, what: str) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{what}: {name} is {value!r}; give a finite number above 0")
-    return float(value)
-
-
-def _names(value: Any, name: str, what: str) -> tuple[str, ...]:
-    if value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
-        return tuple(value or ())
-    raise ValueError(f"{what}: {name} is {str(value)[:60]!r}; give a list of module names")
-
-
-def _pattern(given: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
-    """Exceptions by the end of a module's name; regular expressions are refused."""
-    value = given.get(name) or {}
-    plain = isinstance(value, dict) and all(
-        k.replace("_", "").replace(".", "").isalnum() for k in value
-    )
-    if not plain:
-        raise ValueError(
-            f"{what}: {name} is {str(value)[:60]!r}; give an object of plain module names, "
-            "without regular expressions"
-        )
-    return dict(value)
+    signs = list[str]()
+    for name, module in base.named_modules():
+        kind = type(module).__name__
+        if any(word in kind for word in ("4bit", "8bit", "Quant")):
+            signs.append(f"{name} is a {kind}")
+    for name, weight in base.named_parameters():
+        if not weight.is_floating_point():
+            signs.append(f"{name} is of {weight.dtype}")
+    if getattr(getattr(base, "config", None), "quantization_config", None):
+        signs.append("its config says so")
+    if signs:
+        raise ValueError(f"base is quantized ({signs[0]}); give it with weights as floats")
 
 
 def _ends(module: str, name: str) -> bool:
     # With the point, as in PEFT: `v` must not match `conv`.
     return module == name or module.endswith(f".{name}")
-
-
-def _inside(module: str, name: str) -> bool:
-    """Whether the module is one of this name, or lies within one."""
-    return f".{name}." in f".{module}."
-
-
-def _targeted(module: str, config: AdapterConfig) -> bool:
-    return any(_ends(module, one) for one in config.targets)

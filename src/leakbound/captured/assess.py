@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from leakbound.assess import record as records
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.header import attack_info, defense_info, model_info
-from leakbound.assess.judge import Evidence, RiskSettings, judge
+from leakbound.assess.judge import Evidence, RiskSettings, judge_given
 from leakbound.assess.measure import release_of
 from leakbound.assess.released import Released
 from leakbound.assess.success import RiskSpec
@@ -29,7 +29,6 @@ from leakbound.core import Batch, Observation, Reconstruction
 from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
-from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors
 from leakbound.losses import named, next_labels
 
@@ -44,8 +43,7 @@ NO_LAW = "no noise of a known distribution was declared: the update itself bound
 class Case:
     """One captured update under attack: what is recorded together with the attack's own result.
 
-    `at` is its position among the updates of the run; `declared` the defense as it was declared
-    (what an attacker knows of it is in `inferred`). No attack sees `truth`.
+    `at` is its position among the updates of the run. No attack sees `truth`.
     """
 
     capture: Capture
@@ -54,38 +52,38 @@ class Case:
     at: int
     title: str
     criterion: Criterion
-    declared: Chain = field(default_factory=chain)
     public: PublicExamples | None = None
     truth: Batch | None = None
     people: int = 1
 
 
-def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
+def read_truth(
+    truth: Batch | Path | str | None,
+    schema: str | None = None,
+) -> Batch | None:
     """The true batch, from a file with `inputs` (or x, images) and `labels` (or y), or a source."""
-    if given is not None and not isinstance(given, Batch | Path | str):
+    if truth is None or isinstance(truth, Batch):
+        return truth
+    if not isinstance(truth, Path | str):
         raise ValueError(
-            f"truth is a {type(given).__name__}; give leakbound.Batch(inputs, labels), or a file "
+            f"truth is a {type(truth).__name__}; give leakbound.Batch(inputs, labels), or a file "
             "that holds both"
         )
-    if not isinstance(given, Path | str):
-        return given
-    text = str(given)
+    text = str(truth)
     rows = text.startswith("table:") or text.lower().endswith(SUFFIXES)
     if at_path(text) or (rows and schema is not None):
         source = load(text, schema=schema if rows else None)
         return source.batch(torch.arange(len(source.labels)))
-    path = given
-    named = tensors.read(Path(given))[0]
-    found = []
+    named, _ = tensors.read(Path(truth))
+    parts = []
     for names in (("inputs", "x", "images"), ("labels", "y")):
-        here = [name for name in names if name in named]
-        if len(here) != 1:
+        present = [name for name in names if name in named]
+        if len(present) != 1:
             raise ValueError(
-                f"truth {str(path)!r} holds {sorted(named)[:10]}; give exactly one of "
-                f"{', '.join(names)}"
+                f"truth {text!r} holds {sorted(named)[:10]}; give exactly one of {', '.join(names)}"
             )
-        found.append(named[here[0]])
-    inputs, labels = found
+        parts.append(named[present[0]])
+    inputs, labels = parts
     return Batch(inputs, labels if labels.is_floating_point() else labels.long())
 
 
@@ -130,23 +128,25 @@ def contradicted(truth: Batch, inferred: InferredContext) -> tuple[str, ...]:
     notes = list[str]()
     if not named(observation.task.loss).by_class:
         return ()
-    own = sorted(truth.labels.flatten().tolist())
-    certain = {
-        int(item) for fact in inferred.facts if fact.kind == "classes" for item in fact.items
-    }
-    if lost := sorted(certain - set(own)):
+    true = sorted(truth.labels.flatten().tolist())
+    classes = (fact.items for fact in inferred.facts if fact.kind == "classes")
+    certain = {int(label) for labels in classes for label in labels}
+    if lost := sorted(certain - set(true)):
         notes.append(
             f"the truth has no example of class {', '.join(map(str, lost))}, which occurs by the "
             "signs of the last layer's bias gradients (for plain cross-entropy, without weight "
             "decay or noise): is it the batch behind this update?"
         )
-    given = observation.labels
-    if given is not None and sorted(given.flatten().tolist()) != own:
+    known = observation.labels
+    if known is not None and sorted(known.flatten().tolist()) != true:
         notes.append("the given labels are not those of the truth: check both")
     return tuple(notes)
 
 
-def explained(inferred: InferredContext, answer: Reconstruction) -> records.Explained | None:
+def explained(
+    inferred: InferredContext,
+    answer: Reconstruction,
+) -> records.Explained | None:
     """The share of the update that the reconstruction explains; None if the attack infers no labels
     for several images. With a mask, only the coordinates that were sent count.
     """
@@ -172,28 +172,38 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
         a = one.double()
         b = two.double()
         sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
-    energy, own, both, off = sums.tolist()
-    if not energy > 0 or not own > 0:
+    energy, expected, both, off = sums.tolist()
+    if not energy > 0 or not expected > 0:
         return None
     # An update in the opposite direction explains nothing.
-    direction = max(0.0, both) ** 2 / (energy * own)
-    return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
+    direction = max(0.0, both) ** 2 / (energy * expected)
+    return records.Explained(
+        share=1 - off / energy,
+        direction=direction,
+        scale=both / expected,
+    )
 
 
 def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
     """What is attacked and how; `attack` is None if it could not be built."""
     inferred = case.inferred
     seen = inferred.observation
+    declared_defense = inferred.declared
     capture = case.capture
-    none = records.AttackInfo(name=name, settings=name, hash="none")
-    about = none if attack is None else attack_info(attack, name)
-    key = [case.at, capture.digest, name, about.settings, repr(case.declared), case.title]
+    about = records.AttackInfo(
+        name=name,
+        settings=name,
+        hash="none",
+    )
+    if attack is not None:
+        about = attack_info(attack, name)
+    key = [case.at, capture.digest, name, about.settings, repr(declared_defense), case.title]
     key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
     key += [seen.threat.labels_known, named(seen.task.loss).name]
     empty = headers.header(
         digest(key),
         about,
-        defense_info(case.declared),
+        defense_info(declared_defense),
         model_info(case.title, seen.task),
         seen,
         case.criterion,
@@ -215,13 +225,23 @@ def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
 
 
 def judged(
-    case: Case, attack: Attack, reconstruction: Reconstruction, *, name: str, pictures: bool
+    case: Case,
+    attack: Attack,
+    reconstruction: Reconstruction,
+    *,
+    name: str,
+    pictures: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """The assessment of an attack on a captured update, and the pictures that it names."""
     inferred = case.inferred
     seen = inferred.observation
     share = explained(inferred, reconstruction)
     public, decoys = (None, None) if case.public is None else case.public.halves
+    unbounded = NO_PUBLIC if case.public is None else None
+    if inferred.refuted:
+        unbounded = NO_NOISE
+    if not inferred.defense.links:
+        unbounded = NO_LAW
     evidence = Evidence(
         header(case, name, attack),
         seen,
@@ -236,10 +256,10 @@ def judged(
         agreement=None if share is None else share.direction,
         decay=inferred.decay,
         facts=inferred.facts,
-        unbounded=_unbounded(case),
+        unbounded=unbounded,
     )
     settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
-    record, files = judge(evidence, settings)
+    record, files, doubt = judge_given(evidence, settings)
     rate_known = inferred.rate_known
     # Without the learning rate, the update's length has no unit.
     if share is not None:
@@ -249,11 +269,14 @@ def judged(
             scale=records.short(share.scale),
         )
     noise = records.short(seen.noise_share) if rate_known and not inferred.refuted else None
-    assert record.capture is not None  # set by `header`
+    capture = record.capture
+    assert capture is not None  # set by `header`
+    if doubt is not None:
+        capture = replace(capture, truth=False, notes=(*capture.notes, doubt))
     return replace(
         record,
         release=release_of(seen.update, {}, noise_share=noise),
-        capture=replace(record.capture, explained=share),
+        capture=replace(capture, explained=share),
     ), files
 
 
@@ -263,13 +286,16 @@ class PublicExamples:
     A random half is kept from attacks as decoys.
     """
 
-    def __init__(self, dataset: Dataset, input_range: tuple[float, float] | None) -> None:
-        own = dataset.batch(torch.arange(len(dataset.labels)))
-        inputs = own.inputs
+    def __init__(
+        self,
+        dataset: Dataset,
+        input_range: tuple[float, float] | None,
+    ) -> None:
+        every = dataset.batch(torch.arange(len(dataset.labels)))
+        low, high = input_range or (0.0, 1.0)
+        self.every = every
         if input_range is not None:
-            low, high = input_range
-            inputs = low + (high - low) * inputs
-        self.every = Batch(inputs, own.labels)
+            self.every = Batch(low + (high - low) * every.inputs, every.labels)
         self.origins = dataset.origins
         self.domain = dataset.domain.fitted(dataset.inputs)
 
@@ -285,32 +311,23 @@ class PublicExamples:
         return None if public is None else public.inputs[:DISTRACTORS]
 
 
-def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
+def public_examples(
+    source: str,
+    form: Domain,
+    schema: str | None = None,
+) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted = form.shape
-    span = form.input_range if form.rescaled else None
-    if source in SOURCES:
-        schema = None  # a packaged table has its own
-    dataset = load(source, schema=schema)
-    own = tuple(dataset.inputs.shape[1:])
-    if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
+    # A packaged table has its own schema.
+    dataset = load(source, schema=None if source in SOURCES else schema)
+    if dataset.inputs.shape[1:] != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
         dataset = load(source, size=wanted[1], channels=wanted[0])
-        own = tuple(dataset.inputs.shape[1:])
-    if own != wanted:
+    if dataset.inputs.shape[1:] != wanted:
         raise ValueError(
-            f"public data {source!r} has examples of shape {own}, the model takes {wanted}; give "
-            "examples of that shape"
+            f"public data {source!r} has examples of shape {tuple(dataset.inputs.shape[1:])}, the "
+            f"model takes {wanted}; give examples of that shape"
         )
-    return PublicExamples(dataset, span)
-
-
-def _unbounded(case: Case) -> str | None:
-    """Why no bound on the noise of this update holds; None if there may be one."""
-    if not case.inferred.defense.links:
-        return NO_LAW
-    if case.inferred.refuted:
-        return NO_NOISE
-    return NO_PUBLIC if case.public is None else None
+    return PublicExamples(dataset, form.input_range if form.rescaled else None)
 
 
 def _release(case: Case) -> Released:

@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Capture:
     @property
     def place(self) -> str:
         """Its name among the updates of several rounds."""
-        number, client = (self.about.get(name, "") for name in ("round", "client"))
+        number = self.about.get("round", "")
+        client = self.about.get("client", "")
         known = number.isdecimal() and client.isdecimal()
         return _place(number, client) if known else self.name
 
@@ -76,32 +78,31 @@ class Capture:
 
     def number(self, name: str) -> float | None:
         """A number above 0 from the metadata; None if it is missing."""
-        if name not in self.about:
+        text = self.about.get(name)
+        if text is None:
             return None
-        try:
-            value = float(self.about[name])
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(
-                f"{self.name}: the metadata give {name} as {self.about[name][:60]!r}; give "
-                f"{name} as an option, a number above 0"
-            )
-        return value
+        with suppress(ValueError):
+            value = float(text)
+            if 0 < value < math.inf:
+                return value
+        raise ValueError(
+            f"{self.name}: the metadata give {name} as {text[:60]!r}; give {name} as an option, a "
+            "number above 0"
+        )
 
     def whole(self, name: str) -> int | None:
         """A whole number from the metadata; None if it is missing."""
         value = self.number(name)
-        if value is not None and value != int(value):
+        if value is None:
+            return None
+        stated = f"{self.name}: the metadata give {name} as {value:g}"
+        if value != int(value):
+            raise ValueError(f"{stated}, which is no count")
+        if not 1 <= value <= MOST:
             raise ValueError(
-                f"{self.name}: the metadata give {name} as {value:g}, which is no count"
+                f"{stated}, but only 1 to {MOST} are accepted from a file; give {name} as an option"
             )
-        if value is not None and not 1 <= value <= MOST:
-            raise ValueError(
-                f"{self.name}: the metadata give {name} as {value:g}, but only 1 to {MOST} are "
-                f"accepted from a file; give {name} as an option"
-            )
-        return None if value is None else int(value)
+        return int(value)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,12 @@ def none_left(skipped: Sequence[Skipped]) -> ValueError:
     return ValueError(f"none of {len(skipped)} updates can be attacked: {why}{more}")
 
 
-def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
+def load(
+    update: Given,
+    before: Given | None = None,
+    *,
+    kind: str = "auto",
+) -> Capture:
     """An update from a file or from memory, with the weights that the client received.
 
     `update` is a .safetensors or .npz file, a folder of `save_pretrained`, tensors by name
@@ -154,7 +160,6 @@ def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> C
     notes: list[str] = []
     if kind == "auto":
         kind = _kind(known, named, start, name, notes)
-    _check_change(named, start, kind, name)
     return Capture(name, kind, named, start, known, tuple(notes))
 
 
@@ -171,46 +176,49 @@ def load_all(
     Updates that cannot be read are added to `skipped`. Without that list, or if none is left, they
     are an error.
     """
-    files_ = updates_in(Path(folder))
+    places = updates_in(Path(folder))
     if round is not None:
-        rounds = sorted({number for number, *_ in files_})
-        files_ = [row for row in files_ if row[0] == round]
-        if not files_:
+        rounds = sorted({number for number, *_ in places})
+        places = [row for row in places if row[0] == round]
+        if not places:
             raise ValueError(f"round is {round}; {str(folder)!r} holds the rounds {rounds}")
-    found: list[Capture] = []
+    captures: list[Capture] = []
     lost: list[Skipped] = []
-    for number, client, path in files_:
+    for number, client, path in places:
         try:
-            found.append(load(path, before, kind=kind))
+            captures.append(load(path, before, kind=kind))
         except ValueError as error:
-            if skipped is None or len(files_) == 1:
+            if skipped is None or len(places) == 1:
                 raise
             lost.append(Skipped.of(_place(number, client), error))
-    if not found:
+    if not captures:
         raise none_left(lost)
     if skipped is not None:
         skipped += lost
-    return found
+    return captures
 
 
 def _place(number: int | str, client: int | str) -> str:
     return f"round-{int(number):04d}/client-{int(client)}.safetensors"
 
 
-def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    if isinstance(given, Path | str):
-        path = Path(given)
+def _tensors(
+    source: Given,
+    what: str,
+) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    if isinstance(source, Path | str):
+        path = Path(source)
         if path.is_dir() and tensors.weights_in(path) is None:
             raise ValueError(f"{what} is {str(path)!r}, a folder; give one file of it")
         named, about = tensors.read(path)
         return named, about, path.name
-    single = isinstance(given, Tensor | nn.Module | bytes) or hasattr(given, "__array__")
-    if single or not isinstance(given, Mapping | Iterable):
+    single = isinstance(source, Tensor | nn.Module | bytes) or hasattr(source, "__array__")
+    if single or not isinstance(source, Mapping | Iterable):
         raise ValueError(
-            f"{what} is a {type(given).__name__}; give a file, tensors by name (such as "
+            f"{what} is a {type(source).__name__}; give a file, tensors by name (such as "
             "model.state_dict()), or a list of tensors in the model's order"
         )
-    rows = given.items() if isinstance(given, Mapping) else enumerate(given)
+    rows = source.items() if isinstance(source, Mapping) else enumerate(source)
     named = {str(key): _tensor(value, f"{what}[{key!r}]") for key, value in rows}
     if not named:
         raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
@@ -218,8 +226,16 @@ def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str]
 
 
 def _tensor(value: Any, what: str) -> Tensor:
+    """A dense tensor of real numbers."""
     if isinstance(value, Tensor):
-        return _numbers(value.detach(), what)
+        if value.is_meta:
+            raise ValueError(f"{what} is on the meta device, without values; load its values")
+        if value.is_quantized or value.is_complex():
+            raise ValueError(
+                f"{what} holds values of type {value.dtype}; give floats or whole numbers"
+            )
+        tensor: Tensor = value.detach()
+        return tensor if tensor.layout == torch.strided else tensor.to_dense()
     import numpy as np
 
     flower = getattr(value, "stype", None) == "numpy.ndarray"  # of an `ArrayRecord`
@@ -233,17 +249,12 @@ def _tensor(value: Any, what: str) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
 
 
-def _numbers(value: Tensor, what: str) -> Tensor:
-    """A tensor of real numbers as a dense one."""
-    if value.is_meta:
-        raise ValueError(f"{what} is on the meta device, without values; load its values")
-    if value.is_quantized or value.is_complex():
-        raise ValueError(f"{what} holds values of type {value.dtype}; give floats or whole numbers")
-    return value.to_dense() if value.layout != torch.strided else value
-
-
 def _kind(
-    about: Mapping[str, str], update: Named, before: Named | None, name: str, notes: list[str]
+    about: Mapping[str, str],
+    update: Named,
+    before: Named | None,
+    name: str,
+    notes: list[str],
 ) -> str:
     if about.get("kind") == TREES:
         raise ValueError(f"{name} holds no weights but bytes, as of trees; add --kind {TREES}")
@@ -258,22 +269,22 @@ def _kind(
     update = _finite(update, name)
     before = _finite(before, "before")
     pairs = _paired(update, before)
-    if not pairs[0]:
+    if not pairs:
         raise ValueError(
             f"kind is 'auto', and {name} ({_first(update)}) has no tensor of one name and shape in "
             f"common with the weights before ({_first(before)}); give the weights before that "
             "belong to it, or kind: gradient, delta or weights"
         )
     products = torch.zeros(3, dtype=torch.float64)
-    for a, b in zip(*pairs, strict=True):  # one tensor at a time: files may have gigabytes
+    for a, b in pairs:  # one tensor at a time: files may have gigabytes
         if a.is_floating_point() and b.is_floating_point():
             one = a.double().flatten()
             two = b.double().flatten()
             products += torch.stack([one @ one, two @ two, one @ two]).cpu()
-    square = products.tolist()
-    long = square[0] ** 0.5, square[1] ** 0.5
-    cosine = square[2] / max(long[0] * long[1], 1e-300)
-    if cosine > ALIKE and long[0] < 2 * long[1] < 4 * long[0]:
+    *squares, both = products.tolist()
+    size, start = map(math.sqrt, squares)
+    cosine = both / max(size * start, 1e-300)
+    if cosine > ALIKE and size < 2 * start < 4 * size:
         notes.append(
             f"taken as the weights after training: cosine {cosine:.4f} with the weights before"
         )
@@ -284,42 +295,25 @@ def _kind(
     )
 
 
-def _check_change(update: Named, before: Named | None, kind: str, name: str) -> None:
-    if kind != "weights":
-        if not any(bool((v != 0).any()) for v in update.values() if v.is_floating_point()):
-            raise ValueError(f"{name} is zero everywhere; it holds no {kind}: capture it again")
-        return
-    a, b = _shared(update, before or {})
-    if a and all(torch.equal(x, y) for x, y in zip(a, b, strict=True) if x.is_floating_point()):
-        raise ValueError(
-            f"{name} and the weights before are identical: nothing was trained between them; give "
-            "the weights that the client received and those that it sent back"
-        )
+def _paired(update: Named, before: Named) -> list[tuple[Tensor, Tensor]]:
+    """Tensors of equal name and shape in both; without names, each with the closest of its shape.
 
-
-def _shared(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of equal name and shape in both."""
-    keys = [k for k, v in update.items() if k in before and before[k].shape == v.shape]
-    return [update[k] for k in keys], [before[k] for k in keys]
-
-
-def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
-    """As `_shared`; names lose wrappers' prefixes, and tensors without names use the closest."""
-    found = _shared(update, before)  # a part of the tensors may share a prefix that is no wrapper's
-    if not found[0]:
-        found = _shared(*(tensors.bare(named) for named in (update, before)))
-    if found[0] or not all(tensors.unnamed(key) for key in update):
-        return found
+    Names lose wrappers' prefixes, if none is equal with them: a part of the tensors may share a
+    prefix that is no wrapper's.
+    """
+    for one, other in ((update, before), (tensors.bare(update), tensors.bare(before))):
+        pairs = [(v, other[k]) for k, v in one.items() if k in other and other[k].shape == v.shape]
+        if pairs:
+            return pairs
+    if not all(map(tensors.unnamed, update)):
+        return []
     left = list(before.values())
-    first = []
-    second = []
     for value in update.values():
         same = [at for at, other in enumerate(left) if other.shape == value.shape]
         if same and value.is_floating_point():
-            near = (float((left[at].double() - value.double()).norm()) for at in same)
-            first.append(value)
-            second.append(left.pop(min(zip(near, same, strict=True))[1]))
-    return first, second
+            apart = {at: float((left[at].double() - value.double()).norm()) for at in same}
+            pairs.append((value, left.pop(min(same, key=apart.__getitem__))))
+    return pairs
 
 
 def _finite(named: Named, name: str) -> dict[str, Tensor]:
@@ -345,7 +339,10 @@ def _first(named: Named) -> str:
 
 
 def write(
-    folder: Path, before: Named, update: Named, about: Mapping[str, str | int | float]
+    folder: Path,
+    before: Named,
+    update: Named,
+    about: Mapping[str, str | int | float],
 ) -> Path:
     """Write one client's update of one round, as a server sees it; returns its file.
 
@@ -363,21 +360,20 @@ def write(
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
     check.one_of((*KINDS, TREES), kind=text.get("kind", ""))
     with files.writing(folder):
-        name = _place(text["round"], text["client"])
-        place = files.folder(Path(folder), name.partition("/")[0])
-        if (place / BEFORE).exists():
-            held, _ = tensors.read(place / BEFORE)
+        path = Path(folder) / _place(text["round"], text["client"])
+        start = files.folder(Path(folder), path.parent.name) / BEFORE
+        if start.exists():
+            held, _ = tensors.read(start)
             if held.keys() != before.keys() or not all(
                 torch.equal(held[key], value.detach().cpu()) for key, value in before.items()
             ):  # otherwise an update would be combined with the wrong weights
                 raise ValueError(
-                    f"{str(place / BEFORE)!r} holds other weights than the client received; use "
-                    "another folder"
+                    f"{str(start)!r} holds other weights than the client received; use another "
+                    "folder"
                 )
         else:
             known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
-            tensors.write(place / BEFORE, before, known)
-        path = place / name.partition("/")[2]
+            tensors.write(start, before, known)
         tensors.write(path, update, {PREFIX + key: value for key, value in text.items()})
     return path
 
@@ -389,18 +385,18 @@ def updates_in(folder: Path) -> list[tuple[int, int, Path]]:
         raise ValueError(f"update is {str(folder)!r}, which is neither a file nor a folder")
     rounds = [(m, path) for path in folder.iterdir() if (m := _ROUND.fullmatch(path.name))]
     # A path such as `.` has no name of its own.
-    if own := _ROUND.fullmatch(folder.resolve().name):
-        rounds = [(own, folder)]
-    found = [
+    if number := _ROUND.fullmatch(folder.resolve().name):
+        rounds = [(number, folder)]
+    updates = [
         (int(m[1]), int(client[1]), path)
         for m, place in rounds
         if place.is_dir()
         for path in place.iterdir()
         if (client := _CLIENT.fullmatch(path.name))
     ]
-    if not found:
+    if not updates:
         raise ValueError(
             f"update is {str(folder)!r}, which holds no captured update (round-0001/"
             "client-1.safetensors); give a file, or a folder that `leakbound capture` wrote"
         )
-    return sorted(found)
+    return sorted(updates)

@@ -86,9 +86,9 @@ class Decay:
             if part.ndim > 1:
                 lines = part.flatten(1)
                 limit = rounding[name].flatten(1)
-                for own, most in ((lines, limit), (lines.T, limit.T)):
-                    energy = own.square().sum(1)
-                    own[energy <= FITS**2 * most.square().sum(1)] = 0
+                for line, most in ((lines, limit), (lines.T, limit.T)):
+                    energy = line.square().sum(1)
+                    line[energy <= FITS**2 * most.square().sum(1)] = 0
         return rest
 
 
@@ -104,52 +104,62 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     or by rows and columns without a gradient. A bias shows it beside the matrix of its layer.
     Tensors that do not show it are assumed to have that of the others, if these agree.
     """
-    parts, held, rounding = (task.unflatten(own) for own in (row, task.parameters, spread))
+    parts, held, rounding = map(task.unflatten, (row, task.parameters, spread))
     source = stream(0, "captured", "decay")
     shares = dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
             weight = held[name].flatten(1)
-            own = _of_matrix(part.flatten(1), weight, rounding[name].flatten(1), source)
-            if own is not None:
-                shares[name] = own
+            share = _of_matrix(part.flatten(1), weight, rounding[name].flatten(1), source)
+            if share is not None:
+                shares[name] = share
     if not any(share.sure for share in shares.values()):
         return None
     for name, part in parts.items():
         beside = f"{name.rpartition('.')[0]}.weight".removeprefix(".")
         if part.ndim == 1 and name != beside and beside in shares:
             # The matrix spans the bias's gradient only without its decay.
-            share = shares[beside].value if shares[beside].sure else 0.0
-            rest = (parts[beside] - share * held[beside]).flatten(1)
-            matrix = rest, rounding[beside].flatten(1)
+            multiple = shares[beside].value if shares[beside].sure else 0.0
+            rest = (parts[beside] - multiple * held[beside]).flatten(1)
+            limit = rounding[beside].flatten(1)
             # Some layers, such as those of GPT-2, hold their matrix with the outputs in columns.
-            for weight, limit in (matrix, (matrix[0].T, matrix[1].T)):
+            for weight, error in ((rest, limit), (rest.T, limit.T)):
                 if len(weight) != len(part) or name in shares:
                     continue
-                own = _of_bias(part, held[name], rounding[name], weight, limit)
-                if own is not None:
-                    shares[name] = own
+                share = _of_bias(part, held[name], rounding[name], weight, error)
+                if share is not None:
+                    shares[name] = share
     sure = {name: share for name, share in shares.items() if share.sure}
     common = _common([*sure.values()])
     unknown = parts.keys() - shares.keys()
-    found = {name: share.value if common is None else common for name, share in sure.items()}
-    assumed = {} if common is None else dict.fromkeys(sorted(unknown), common)
+    if common is None:
+        return Decay({name: share.value for name, share in sure.items()}, {})
     biases = [share.sure for name, share in shares.items() if parts[name].ndim == 1]
     if biases and not any(biases):  # groups without decay hold biases and the scales of norms
-        assumed = {name: share for name, share in assumed.items() if parts[name].ndim > 1}
-    return Decay(found, assumed)
+        unknown = {name for name in unknown if parts[name].ndim > 1}
+    return Decay(dict.fromkeys(sure, common), dict.fromkeys(sorted(unknown), common))
 
 
 def _common(shares: list[DecayShare]) -> float | None:
     """The one multiple behind several, the surer ones counting more; None if they differ."""
     weights = [1 / share.error**2 for share in shares]
-    mean = math.fsum(w * s.value for w, s in zip(weights, shares, strict=True)) / sum(weights)
+    mean = math.fsum(
+        w * s.value
+        for w, s in zip(
+            weights,
+            shares,
+            strict=True,
+        )
+    ) / sum(weights)
     apart = (abs(s.value - mean) - SURE * s.error for s in shares)
     return mean if all(off <= ALIKE * abs(mean) for off in apart) else None
 
 
 def _of_matrix(
-    change: Tensor, held: Tensor, spread: Tensor, source: torch.Generator
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+    source: torch.Generator,
 ) -> DecayShare | None:
     """The multiple of the weights (M, N) in a change; None if it does not show whether there is."""
     if min(change.shape) < LEAST:
@@ -172,7 +182,11 @@ def _of_matrix(
     return _of_rank(*(t[rows][:, columns].double() for t in (change, held, spread)))
 
 
-def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
+def _of_lines(
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+) -> DecayShare | None:
     """The multiple in rows (K, N) whose gradient is zero, so that nothing else is in them."""
     change = change.double()
     held = held.double()
@@ -186,7 +200,11 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None
     return _pooled(change[plain], held[plain], spread[plain])
 
 
-def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
+def _of_rank(
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+) -> DecayShare | None:
     """The multiple by which a change (M, N) has at most half of its rank left."""
     try:
         # A gradient of at most half the rank leaves the multiple in half of the eigenvalues.
@@ -206,7 +224,11 @@ def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
 
 
 def _of_bias(
-    change: Tensor, held: Tensor, spread: Tensor, weight: Tensor, rounding: Tensor
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+    weight: Tensor,
+    rounding: Tensor,
 ) -> DecayShare | None:
     """The multiple in a bias (M,), whose gradient lies in the span of the matrix's columns."""
     outer, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)

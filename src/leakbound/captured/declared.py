@@ -75,12 +75,10 @@ def text_of(links: Sequence[Defense]) -> str:
 
 def words_of(about: Mapping[str, str]) -> str:
     """What metadata declare, in a sentence; empty if nothing."""
-    own = (
-        f"declared defense: {about[KEY]} ({about.get(FROM, 'the metadata')})"
-        if KEY in about
-        else ""
-    )
-    return "; ".join(filter(None, [own, about.get(NOTE, "")]))
+    words = [about[NOTE]] if NOTE in about else []
+    if KEY in about:
+        words.insert(0, f"declared defense: {about[KEY]} ({about.get(FROM, 'the metadata')})")
+    return "; ".join(words)
 
 
 def of(capture: Capture, rate: float) -> Chain | None:

@@ -62,7 +62,12 @@ class Size:
 
 
 def batch_size(
-    task: Task, row: Tensor, *, input_shape: tuple[int, ...], steps: int | None, spread: Tensor
+    task: Task,
+    row: Tensor,
+    *,
+    input_shape: tuple[int, ...],
+    steps: int | None,
+    spread: Tensor,
 ) -> Size:
     """Bounds on the number of examples from the rank of the linear layers' gradients.
 
@@ -71,41 +76,41 @@ def batch_size(
     is below the limit of the layer's shape, it is likely their number. If `steps` is None, other
     layers show nothing about the examples alone, unless their rank is 1.
     """
-    own = None
+    first = None
     with suppress(NotApplicable):
-        own = input_layer(task, input_shape)
+        first = input_layer(task, input_shape)
     parts = task.unflatten(row)
     rounded = task.unflatten(spread)
     least = 1
     products = 1
-    layer = own or ""
+    layer = first or ""
     room = False
     likely: dict[str, int] = {}
     for name, rows in _rows_an_example(task, input_shape).items():
         key = f"{name}.weight" if name else "weight"
-        weight = parts[key].double()
         errors = rounded[key]
-        values = torch.linalg.svdvals(weight)
+        values = torch.linalg.svdvals(parts[key].double())
         # A random matrix has about the norm of its longest row plus longest column.
         noise = 8 * float(errors.norm(dim=0).max() + errors.norm(dim=1).max())
         rank = int((values > max(1e-5 * float(values[0]), noise)).sum())
+        below = rank < len(values) - 1
         if math.ceil(rank / rows) >= products:
             products = math.ceil(rank / rows)
-            room = rank < min(weight.shape) - 1
-        known = name == own or steps is not None or rank <= rows
+            room = below
+        known = name == first or steps is not None or rank <= rows
         if not known or not rank:
             continue
-        found = math.ceil(rank / rows / (1 if name == own else steps or 1))
-        if found > least:
-            least = found
+        examples = math.ceil(rank / rows / (1 if name == first else steps or 1))
+        if examples > least:
+            least = examples
             layer = name
-        if rank < min(weight.shape) - 1:
-            likely[name] = found
-    if own in likely and steps is None:
-        return Size(least, likely[own], own or "", products, room)
-    if not likely or (products > 1 and steps is None) or max(likely.values()) < least:
+        if below:
+            likely[name] = examples
+    if first in likely and steps is None:
+        return Size(least, likely[first], first or "", products, room)
+    best = max(likely, key=likely.__getitem__, default="")
+    if not likely or (products > 1 and steps is None) or likely[best] < least:
         return Size(least, None, layer, products, room)
-    best = max(likely, key=lambda name: likely[name])
     return Size(least, likely[best], best, products, room)
 
 
@@ -115,41 +120,41 @@ def labels(
     """Labels by the published rules, and how well they agree; None if no rule applies. `certain`
     are classes that are known to occur.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    answers: dict[str, tuple[int, ...]] = {}
     reasons: list[str] = []
     for rule in LABEL_RULES:
         try:
-            told = infer(rule, observation, stream(0, "captured", "labels", rule))
+            inferred = infer(rule, observation, stream(0, "captured", "labels", rule))
+            answers[rule] = tuple(sorted(inferred.tolist()))
         except NotApplicable as error:
             reasons.append(error.reason)
-            continue
-        found[rule] = tuple(sorted(told.tolist()))
-    if not found:
-        reason = reasons[0] if reasons else "no rule applies"
-        return None, Finding("labels", "unknown", f"{reason}; give labels", False)
-    votes = Counter(found.values())
-    best = found.get("bias", votes.most_common(1)[0][0])
-    agree = votes[best]
-    how = f"{agree} of {len(found)} rules agree (attacks.LABEL_RULES)"
+    if not answers:
+        return None, Finding("labels", "unknown", f"{reasons[0]}; give labels", False)
+    votes = Counter(answers.values())
+    best = answers.get("bias", votes.most_common(1)[0][0])
+    how = f"{votes[best]} of {len(answers)} rules agree (attacks.LABEL_RULES)"
     if certain:
         how += (
             f"; classes {_listed(certain)} for certain, since their bias gradients are negative "
-            "(for "
-            "plain cross-entropy, without label smoothing, weight decay or noise)"
+            "(for plain cross-entropy, without label smoothing, weight decay or noise)"
         )
     sure = observation.examples == 1 and certain == best
     value = _listed(best) if len(best) <= 64 else _listed(best[:64]) + ", ..."
     return torch.tensor(best), Finding("labels", value, how, sure)
 
 
-def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Finding]:
+def targets(
+    observation: Observation,
+    *,
+    sure: bool,
+) -> tuple[Tensor | None, Finding]:
     """Labels under another loss than cross-entropy, or their sums; `sure`: rate and steps are."""
     source = stream(0, "captured", "labels", "bias")
     hard = named(observation.task.loss).targets == "binary"
     try:
         if not (sure or hard):
             raise NotApplicable("they depend on the learning rate and the number of local steps")
-        found = infer("bias", observation, source)
+        labels = infer("bias", observation, source)
     except NotApplicable as error:
         how = f"{error.reason}; give labels"
         with suppress(NotApplicable):
@@ -161,7 +166,7 @@ def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Fin
         how = "likely: the last layer's bias gradient, if outputs are typical"
     elif hard:
         how = "the sign of the last layer's bias gradients, for labels 0 and 1"
-    return found, Finding("labels", shown(found), how, one)
+    return labels, Finding("labels", shown(labels), how, one)
 
 
 def _sums(observation: Observation, totals: Tensor) -> str:
@@ -190,12 +195,10 @@ def shown(labels: Tensor) -> str:
     return ", ".join(text) + (", ..." if len(labels) > 64 else "")
 
 
-def rank(size: Size) -> list[Finding]:
-    how = f"of the layer {size.layer!r}: batch size times local steps is at least this, {PLAIN}"
-    return [Finding("rank", str(size.products), how, True)] if size.layer else []
-
-
-def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
+def steps(
+    observation: Observation,
+    size: Size,
+) -> tuple[Finding, tuple[int, ...]]:
     """The number of local steps as far as closed forms show it, and the numbers left to try.
 
     If the first layer reveals the single example, training on it is replayed. Otherwise the least
@@ -219,28 +222,28 @@ def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...
     return Finding("local steps", str(tried[0]), how, False), tried if len(tried) > 1 else ()
 
 
-def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: float) -> Finding:
+def searched_steps(
+    observation: Observation,
+    tried: tuple[int, ...],
+    seconds: float,
+) -> Finding:
     """The number of local steps whose short search leaves the least unexplained.
 
     Numbers are compared after equally many steps of their searches. If a search stops early, no
     number is concluded and the first one stays assumed.
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
+    count = tried[0]
+    how = f"assumed: the first of {_listed(tried)}; a search among them was stopped early"
     try:
         with Pace(seconds) as pace:
-            count = search.find_plan(observation, stream(0, "captured", "steps")).steps
+            plan = search.find_plan(observation, stream(0, "captured", "steps"))
+        if not pace.cut:
+            count = plan.steps
+            how = f"the best of {_listed(tried)} by a short search each"
     except NotApplicable as error:
-        how = (
-            f"assumed: the first of {_listed(tried)}; no search among them: {error.reason}; {GIVE}"
-        )
-        return Finding("local steps", str(tried[0]), how, False)
-    if pace.cut:
-        how = (
-            f"assumed: the first of {_listed(tried)}; a search among them was stopped early; {GIVE}"
-        )
-        return Finding("local steps", str(tried[0]), how, False)
-    how = f"the best of {_listed(tried)} by a short search each; {GIVE}"
-    return Finding("local steps", str(count), how, False)
+        how = f"assumed: the first of {_listed(tried)}; no search among them: {error.reason}"
+    return Finding("local steps", str(count), f"{how}; {GIVE}", False)
 
 
 def _moved(observation: Observation) -> int:
@@ -276,7 +279,11 @@ def _replayed(observation: Observation) -> Finding | None:
     return Finding("local steps", str(best), how, errors[best] < SURE)
 
 
-def _errors(observation: Observation, image: Tensor, source: torch.Generator) -> dict[int, float]:
+def _errors(
+    observation: Observation,
+    image: Tensor,
+    source: torch.Generator,
+) -> dict[int, float]:
     """The share of the update's norm that training on the image leaves, by the number of steps."""
     task = observation.task
     seen = observation.update.rows[0]
@@ -286,10 +293,10 @@ def _errors(observation: Observation, image: Tensor, source: torch.Generator) ->
     label = observation.labels
     if label is None and named(task.loss).targets in ("real", "count"):  # depends on the steps
         for count in CANDIDATES:
-            own = replace(task, plan=replace(task.plan, steps=count))
+            trial = replace(task, plan=replace(task.plan, steps=count))
             with suppress(NotApplicable):
-                label = infer("bias", replace(observation, task=own), source)
-                off = local_update(own, image, label).detach() - seen
+                label = infer("bias", replace(observation, task=trial), source)
+                off = local_update(trial, image, label).detach() - seen
                 errors[count] = float(off.norm() / seen.norm())
         return errors or {1: math.inf}
     label = infer("bias", observation, source) if label is None else label
@@ -301,21 +308,21 @@ def _errors(observation: Observation, image: Tensor, source: torch.Generator) ->
     return errors
 
 
-def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:
+def _rows_an_example(
+    task: Task,
+    input_shape: tuple[int, ...],
+) -> dict[str, int]:
     """Linear layers whose gradient is sent, and how many rows each has per example."""
-    linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
-    names = [n for n in linear if (f"{n}.weight" if n else "weight") in task.names]
     count = 2 if task.coupled else 1  # a batch norm in training mode refuses one
     probe = probes(task, count, input_shape)
-    found = {}
-    for name in names:
-        try:
-            with torch.no_grad():
-                inside = layer_inputs(task, probe, [name])[name]
-        except ValueError:  # called several times, or not with one tensor
+    rows = {}
+    for name, module in task.model.named_modules():
+        if not isinstance(module, nn.Linear) or f"{name}.weight".lstrip(".") not in task.names:
             continue
-        found[name] = max(1, inside.numel() // inside.shape[-1] // count)
-    return found
+        with suppress(ValueError), torch.no_grad():  # called several times, or on no tensor
+            inside = layer_inputs(task, probe, [name])[name]
+            rows[name] = max(1, inside.numel() // inside.shape[-1] // count)
+    return rows
 
 
 def probes(task: Task, count: int, input_shape: tuple[int, ...]) -> Tensor:

@@ -21,7 +21,6 @@ from leakbound.captured import decay, declared, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
-from leakbound.captured.sent import left_out
 from leakbound.client import respond
 from leakbound.core import (
     Batch,
@@ -52,6 +51,12 @@ attack took 8.2 GiB besides the program, with the pages of both files.
 """
 DECAY = "weight decay"
 """The name of its finding."""
+SHOWN = 10
+"""The most tensors that a note names."""
+KEPT = (
+    "Simulated training keeps them as they were before; if the client trained them, "
+    "reconstructions explain less of the update"
+)
 SEARCH = 30.0
 """Seconds for the search for the number of local steps of one update."""
 
@@ -74,13 +79,10 @@ class TrainingInfo:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("examples", "steps", "batch_size"):
-            if getattr(self, name) is not None:
-                check.count(**{name: getattr(self, name)})
-        if self.learning_rate is not None:
-            check.positive(learning_rate=self.learning_rate)
-        if self.weight_decay is not None:
-            check.non_negative(weight_decay=self.weight_decay)
+        check.given(check.count, examples=self.examples, steps=self.steps)
+        check.given(check.count, batch_size=self.batch_size)
+        check.given(check.positive, learning_rate=self.learning_rate)
+        check.given(check.non_negative, weight_decay=self.weight_decay)
         as_chain(self.defense)
 
 
@@ -89,7 +91,8 @@ class InferredContext:
     """An observation, and the source of each fact in it.
 
     Without `rate_known` only the update's direction is informative. If the declared noise was
-    `refuted`, no bound may use it. `found_steps` can search the `untried` numbers of local steps.
+    `refuted`, no bound may use it. `findings.searched_steps` can search the `untried` numbers of
+    local steps.
     `declared` is the defense before it is resolved for the task. `facts` are what the update shows
     for certain of labels and batch statistics.
     """
@@ -126,14 +129,20 @@ def observe(
     a search of at most `SEARCH` seconds. `public` are the attacker's data.
     """
     training = training or TrainingInfo()
-    read = partial(infer_context, capture, task, training, input_shape=input_shape, public=public)
+    read = partial(
+        infer_context,
+        capture,
+        task,
+        training,
+        input_shape=input_shape,
+        public=public,
+    )
     inferred = read()
-    return (read(steps=found_steps(inferred, SEARCH)) if inferred.untried else inferred).observation
-
-
-def found_steps(inferred: InferredContext, seconds: float) -> Finding:
-    """The number of local steps by a search among `untried`; see `findings.searched_steps`."""
-    return reading.searched_steps(inferred.observation, inferred.untried, seconds)
+    if inferred.untried:
+        inferred = read(
+            steps=reading.searched_steps(inferred.observation, inferred.untried, SEARCH)
+        )
+    return inferred.observation
 
 
 def infer_context(
@@ -145,29 +154,43 @@ def infer_context(
     public: Batch | None = None,
     steps: Finding | None = None,
 ) -> InferredContext:
-    """As `observe`, with the source of each fact; `steps` is the finding of `found_steps`."""
+    """As `observe`, with the source of each fact; `steps` is a finding of `searched_steps`."""
     change, sent = _change(capture, task)
     findings = list[Finding]()
-    notes = [*filter(None, [_thawed(capture, task)])]
+    notes = _thawed(capture, task)
     rate = _rate(capture, info, findings)
     user_info = info
     info = _declared(capture, info, rate, findings, notes)
     row = change / (rate or 1.0)
-    known = _known_steps(capture, info, findings)
+    known = _known("local steps", info.steps, capture.whole("steps"), findings)
+    if capture.kind == "gradient" and (known or 1) > 1:
+        raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
+    one = 1 if capture.kind == "gradient" else known
     spread = proofs.spread(capture, task, rate)
     stated = as_chain(info.defense)
-    one = 1 if capture.kind == "gradient" else known
     shrunk = _decay(capture, task, row, spread, info, rate, known)
     if shrunk is not None:
         row = shrunk.subtracted(task, row, spread)
         findings.append(_decay_finding(shrunk, info, rate))
     size = reading.Size(1, None, "", 1)
     if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
-        size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
+        size = reading.batch_size(
+            task,
+            row,
+            input_shape=input_shape,
+            steps=one,
+            spread=spread,
+        )
     count = _examples(capture, info, size, findings, notes)
     part = _known("local batch size", info.batch_size, capture.whole("batch_size"), findings)
-    findings += reading.rank(size)
-    task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
+    if size.layer:
+        how = f"of the layer {size.layer!r}: batch size times local steps is at least this"
+        findings.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
+    task = replace(
+        task,
+        plan=LocalPlan(known or 1, rate or 1.0, part),
+        public=public,
+    )
     chained = stated.resolve(task, count)
     labels = _labels(info, task, count, input_shape)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
@@ -185,7 +208,9 @@ def infer_context(
     untried: tuple[int, ...] = ()
     if known is None:
         step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
-        observation = _with_steps(observation, step, findings)
+        findings.append(step)
+        plan = replace(task.plan, steps=int(step.value))
+        observation = replace(observation, task=replace(task, plan=plan))
     certain, odd = proofs.classes(observation, spread, proofs.coarsest(capture))
     notes += filter(None, [odd])
     facts = proofs.batch_statistics(capture)
@@ -195,9 +220,16 @@ def infer_context(
     false = None if rate is None else proofs.missing_noise(observation)
     if false is not None and user_info.defense is None:  # metadata that the update itself refutes
         # This ends: without a declared defense there is no noise to refute.
-        capture = _without_declared(capture, false)
+        about = {key: value for key, value in capture.about.items() if key != declared.KEY}
+        about[declared.NOTE] = f"the metadata's defense is left out: {false}"
+        capture = replace(capture, about=about)
         return infer_context(
-            capture, task, user_info, input_shape=input_shape, public=public, steps=steps
+            capture,
+            task,
+            user_info,
+            input_shape=input_shape,
+            public=public,
+            steps=steps,
         )
     notes += filter(None, [false, None if chained.links else outside(observation)])
     return InferredContext(
@@ -224,30 +256,34 @@ def _decay(
     steps: int | None,
 ) -> decay.Decay | None:
     """The multiples of the weights before in an update, as given or as the update shows them."""
-    own = info.weight_decay
+    stated = info.weight_decay
     defended = bool(as_chain(info.defense).links)
-    if own == 0 or (own is None and defended):
+    if stated == 0 or (stated is None and defended):
         return None
-    if own is not None and defended:
+    if defended:
         raise ValueError(
-            f"weight_decay is {own:g}, and a defense is declared, which may have changed the "
+            f"weight_decay is {stated:g}, and a defense is declared, which may have changed the "
             "weights' part of the update: leave weight_decay out"
         )
-    if own is None or rate is None:
+    if stated is None or rate is None:
         shown = decay.detected(task, row, spread)
-        if own is None or shown is not None:
+        if stated is None or shown is not None:
             return shown
         raise ValueError(
-            f"weight_decay is {own:g}, and its part of the update depends on the learning rate: "
+            f"weight_decay is {stated:g}, and its part of the update depends on the learning rate: "
             "give learning_rate too"
         )
     if capture.kind == "gradient":
-        return decay.same(task, own)
+        return decay.same(task, stated)
     # Each step of SGD leaves (1 - rate * decay) of the weights: the update holds the rest.
-    return decay.same(task, (1 - (1 - rate * own) ** (steps or 1)) / rate)
+    return decay.same(task, (1 - (1 - rate * stated) ** (steps or 1)) / rate)
 
 
-def _decay_finding(shrunk: decay.Decay, info: TrainingInfo, rate: float | None) -> Finding:
+def _decay_finding(
+    shrunk: decay.Decay,
+    info: TrainingInfo,
+    rate: float | None,
+) -> Finding:
     if info.weight_decay is not None and rate is not None:
         return Finding(DECAY, f"{info.weight_decay:g}", "given; its part is subtracted", True)
     share = shrunk.common
@@ -261,26 +297,6 @@ def _decay_finding(shrunk: decay.Decay, info: TrainingInfo, rate: float | None) 
     return Finding(DECAY, value, f"{how}. It is subtracted; --weight-decay 0 keeps it", False)
 
 
-def _known_steps(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> int | None:
-    known = _known("local steps", info.steps, capture.whole("steps"), findings)
-    if capture.kind == "gradient" and (known or 1) > 1:
-        raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
-    return known
-
-
-def _with_steps(observation: Observation, step: Finding, findings: list[Finding]) -> Observation:
-    findings.append(step)
-    task = observation.task
-    plan = replace(task.plan, steps=int(step.value))
-    return replace(observation, task=replace(task, plan=plan))
-
-
-def _without_declared(capture: Capture, why: str) -> Capture:
-    about = {key: value for key, value in capture.about.items() if key != declared.KEY}
-    note = f"the metadata's defense is left out: {why}"
-    return replace(capture, about={**about, declared.NOTE: note})
-
-
 def _declared(
     capture: Capture,
     info: TrainingInfo,
@@ -291,13 +307,14 @@ def _declared(
     """With the defense that the metadata declare, unless one is given."""
     if info.defense is not None:
         return info
-    notes += filter(None, [capture.about.get(declared.NOTE)])
-    own = declared.of(capture, rate or 1.0)
-    if own is None:
+    if declared.NOTE in capture.about:
+        notes.append(capture.about[declared.NOTE])
+    defense = declared.of(capture, rate or 1.0)
+    if defense is None:
         return info
     how = f"declared in the file's metadata ({capture.about.get(declared.FROM, 'no source')})"
-    findings.append(Finding("defense", repr(own), f"{how}; bounds rest on it", False))
-    return replace(info, defense=own)
+    findings.append(Finding("defense", repr(defense), f"{how}; bounds rest on it", False))
+    return replace(info, defense=defense)
 
 
 def _label_finding(
@@ -319,9 +336,8 @@ def _label_finding(
             labels, finding = reading.targets(observation, sure=sure)
         findings.append(finding)
         return labels
-    given = observation.labels.tolist()
     findings.append(Finding("labels", reading.shown(observation.labels), "given", True))
-    if lost := [str(label) for label in certain if label not in given]:
+    if lost := [str(label) for label in certain if label not in observation.labels.tolist()]:
         notes.append(
             f"the given labels do not include {', '.join(lost)}, which occur by the signs of the "
             "last layer's bias gradients (for plain cross-entropy, without weight decay or "
@@ -331,7 +347,10 @@ def _label_finding(
 
 
 def _steps(
-    capture: Capture, observation: Observation, rate: float | None, size: reading.Size
+    capture: Capture,
+    observation: Observation,
+    rate: float | None,
+    size: reading.Size,
 ) -> tuple[Finding, tuple[int, ...]]:
     if capture.kind == "gradient":
         return Finding("local steps", "1", "a gradient is that of one step", True), ()
@@ -358,7 +377,7 @@ def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
     return (value if capture.kind == "gradient" else change), value[None] if weights else None
 
 
-def _thawed(capture: Capture, task: Task) -> str | None:
+def _thawed(capture: Capture, task: Task) -> list[str]:
     """A note if the training changed weights that are frozen in the model."""
     named = tensors.by_name(task, capture.update, what=capture.name)
     moved = []
@@ -368,19 +387,29 @@ def _thawed(capture: Capture, task: Task) -> str | None:
             expected = value if capture.kind == "weights" else torch.zeros_like(value)
             # A file in half precision also rounds weights that nobody trained.
             rounded = torch.finfo(named[name].dtype).eps
-            if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
+            if not torch.allclose(
+                named[name].to(expected),
+                expected,
+                rtol=rounded,
+                atol=0,
+            ):
                 moved.append(name)
     if not moved:
-        return None
-    return (
+        return []
+    note = (
         f"{len(moved)} of {len(task.frozen)} tensors that are frozen in the model (such as "
         f"{moved[0]}) were changed by the training: what they reveal is not attacked; call "
         "requires_grad_(True) on what the client trained, or give the weights before that belong "
         "to the update"
     )
+    return [note]
 
 
-def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> float | None:
+def _rate(
+    capture: Capture,
+    info: TrainingInfo,
+    findings: list[Finding],
+) -> float | None:
     if capture.kind == "gradient" and info.learning_rate is None:
         return 1.0
     rate = info.learning_rate or capture.number("learning_rate")
@@ -395,10 +424,15 @@ def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> floa
     return 1.0 if capture.kind == "gradient" else rate  # the rate is not in a gradient
 
 
-def _known(name: str, given: int | None, about: int | None, findings: list[Finding]) -> int | None:
-    value = given if given is not None else about
+def _known(
+    name: str,
+    stated: int | None,
+    about: int | None,
+    findings: list[Finding],
+) -> int | None:
+    how = "the file's metadata" if stated is None else "given"
+    value = about if stated is None else stated
     if value is not None:
-        how = "given" if given is not None else "the file's metadata"
         findings.append(Finding(name, str(value), how, True))
     return value
 
@@ -410,18 +444,17 @@ def _examples(
     findings: list[Finding],
     notes: list[str],
 ) -> int:
-    given = info.examples
-    if given is None and info.labels is not None:
-        given = len(info.labels)
-    count = _known("batch size", given, capture.whole("examples"), findings)
+    stated = info.examples
+    if stated is None and info.labels is not None:
+        stated = len(info.labels)
+    count = _known("batch size", stated, capture.whole("examples"), findings)
+    if count is not None and count < size.least:
+        notes.append(
+            f"the given batch size is {count}, but the gradient of the layer {size.layer!r} has "
+            f"the rank of at least {size.least} examples: float16 or mixed precision, Adam, "
+            "weight decay or undeclared noise would explain it, or more examples or local steps"
+        )
     if count is not None:
-        if count < size.least:
-            notes.append(
-                f"the given batch size is {count}, but the gradient of the layer {size.layer!r} "
-                "has "
-                f"the rank of at least {size.least} examples: float16 or mixed precision, Adam, "
-                "weight decay or undeclared noise would explain it, or more examples or local steps"
-            )
         return count
     if size.likely is None:
         sure = f"it is at least {size.least}"
@@ -441,11 +474,13 @@ def _examples(
 
 
 def _labels(
-    info: TrainingInfo, task: Task, count: int, input_shape: tuple[int, ...]
+    info: TrainingInfo,
+    task: Task,
+    count: int,
+    input_shape: tuple[int, ...],
 ) -> Tensor | None:
     if info.labels is None:
         return None
-    loss = named(task.loss)
     try:
         labels = torch.as_tensor(info.labels)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -457,6 +492,7 @@ def _labels(
             f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; give one label for "
             "each example, such as [3]"
         )
+    loss = named(task.loss)
     if loss.by_class and loss.targets != "any":
         labels = labels.reshape(-1)
         if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -466,25 +502,32 @@ def _labels(
     return fitting(task, labels, input_shape)
 
 
-def fitting(task: Task, labels: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+def fitting(
+    task: Task,
+    labels: Tensor,
+    input_shape: tuple[int, ...],
+) -> Tensor:
     """Labels in the type that the task's loss takes, on its device, after a test of the loss."""
     loss = named(task.loss)
+    whole = loss.has_classes
     if loss.targets == "any":
-        kind = labels.dtype if not labels.is_floating_point() else task.parameters.dtype
-        kind = torch.int64 if labels.ndim == 1 and not labels.is_floating_point() else kind
-    else:
-        kind = torch.int64 if loss.has_classes else task.parameters.dtype
-    labels = labels.to(task.parameters.device, kind)
+        whole = not labels.is_floating_point()
+    if not whole:
+        labels = labels.to(task.parameters.dtype)
+    elif loss.targets != "any" or labels.ndim == 1:
+        labels = labels.long()
+    labels = labels.to(task.parameters.device)
     loss.check(labels, task.label_range)
-    if not loss.of_inputs:
-        with torch.no_grad():
-            output = client.forward(task, reading.probes(task, len(labels), input_shape))
-        if loss.targets == "any" and not labels.is_floating_point():
-            with suppress(ValueError):
-                check_fit(loss, output, labels)
-                return labels
-            labels = labels.to(output.dtype)  # a file often holds masks as bytes
-        check_fit(loss, output, labels)
+    if loss.of_inputs:
+        return labels
+    with torch.no_grad():
+        output = client.forward(task, reading.probes(task, len(labels), input_shape))
+    if loss.targets == "any" and whole:
+        with suppress(ValueError):
+            check_fit(loss, output, labels)
+            return labels
+        labels = labels.to(output.dtype)  # a file often holds masks as bytes
+    check_fit(loss, output, labels)
     return labels
 
 
@@ -530,32 +573,41 @@ def task_of(
     """
     copies.refuse(model)
     _check_memory(model)
-    own = copies.plain(model)
+    plain = copies.plain(model)
     notes = []
     if copies.compiled(model):
         notes.append("the model is compiled: its Python modules run instead, with equal results")
-    if any(map(drops, own.modules())):
+    if any(map(drops, plain.modules())):
         notes.append(
             "the model has dropout in training mode: it was switched off, since only the client "
             "knows its draws (so the simulation only approximates the training)"
         )
     quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
     # These draw random numbers (recurrent layers have dropout between them) or update statistics.
-    for module in own.modules():
+    for module in plain.modules():
         if isinstance(module, quiet):
             module.eval()
-    if any(m.training for m in own.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
+    if any(m.training for m in plain.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
         notes.append(
             "batch norms are in training mode, as the client's were: examples of a batch affect "
-            "each "
-            "other (build the model with .eval() if the client trained with fixed statistics)"
+            "each other (build the model with .eval() if the client trained with fixed statistics)"
         )
-    task = Task.of(own, loss=loss, classes=classes, domain=form)
-    if (lost := left_out(capture, task)).names:
-        for name in lost.names:
-            own.get_parameter(name).requires_grad_(False)
-        notes += lost.notes
-        task = Task.of(own, loss=loss, classes=classes, domain=form)
+    task = Task.of(
+        plain,
+        loss=loss,
+        classes=classes,
+        domain=form,
+    )
+    lost = _left_out(capture, task, notes)
+    if lost:
+        for name in lost:
+            plain.get_parameter(name).requires_grad_(False)
+        task = Task.of(
+            plain,
+            loss=loss,
+            classes=classes,
+            domain=form,
+        )
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:
@@ -575,6 +627,33 @@ def task_of(
                 f"tensors (such as {missing[0]}): the model's own were used, as built"
             )
     return _checked(task, form.shape), tuple(notes)
+
+
+def _left_out(capture: Capture, task: Task, notes: list[str]) -> list[str]:
+    """The trained tensors that no attack on this update can use; `notes` get the reasons."""
+    absent, spoiled = tensors.unusable(task, capture.update, what=capture.name)
+    total = len(task.names)
+    if spoiled and len(absent) + len(spoiled) == total:
+        raise ValueError(
+            f"{capture.name} has NaN or infinite values in every tensor that was sent "
+            f"({_listed(spoiled)}), so no value is left to attack; give a file that is whole"
+        )
+    reasons = (
+        (absent, "are not in the file, so they were not sent"),
+        (spoiled, "hold NaN or infinite values, or values beyond the model's type"),
+    )
+    notes += (
+        f"{len(names)} of {total} trained tensors {reason}: {_listed(names)}. They are left out as "
+        f"if frozen, and the others are attacked. {KEPT}"
+        for names, reason in reasons
+        if names
+    )
+    return [*absent, *spoiled]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
@@ -598,18 +677,18 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
             f"input_shape is {input_shape}, and {client.unfit(task, image, error)}"
         ) from None
     client.refuse_changing(task, image)
-    own = named(task.loss)
-    if wrong := own.misfit(output, len(image)):
+    loss = named(task.loss)
+    if wrong := loss.misfit(output, len(image)):
         raise ValueError(f"for inputs of shape {shape} {wrong}")
-    if not own.has_classes:
+    if not loss.has_classes:
         return task
-    width = output.shape[2 if own.of_inputs else 1]
-    if own.of_inputs and task.label_range not in (None, width):
+    width = output.shape[2 if loss.of_inputs else 1]
+    if loss.of_inputs and task.label_range not in (None, width):
         raise ValueError(
             f"vocabulary is {task.label_range}, but the model scores {width} tokens; give "
             f"--vocabulary {width}"
         )
-    if task.label_range is not None and own.outputs(task.label_range) > width:
+    if task.label_range is not None and loss.outputs(task.label_range) > width:
         raise ValueError(
             f"classes is {task.label_range}, but the model has {width} outputs; leave classes out, "
             "or build the model with this many"
@@ -692,7 +771,13 @@ def _with_law(
     law = known.law
     if mask is not None and isinstance(law, Gaussian | Laplace):
         law = _on(mask, law)
-    return replace(known, rows=row[None], examples=(count,), mask=mask, law=law)
+    return replace(
+        known,
+        rows=row[None],
+        examples=(count,),
+        mask=mask,
+        law=law,
+    )
 
 
 def _taken(task: Task, images: Tensor, labels: Tensor) -> Tensor:
@@ -701,10 +786,10 @@ def _taken(task: Task, images: Tensor, labels: Tensor) -> Tensor:
     with torch.no_grad():
         output = client.forward(task, images)
     masks = torch.zeros_like(output), torch.zeros_like(output[:, :1]).long()
-    for own in (labels, *masks):
+    for candidate in (labels, *masks):
         with suppress(ValueError):
-            check_fit(loss, output, own)
-            return own
+            check_fit(loss, output, candidate)
+            return candidate
     raise ValueError(
         f"the loss is {loss.name}, and the labels that it takes are not known; give labels, so "
         "that the declared noise can be compared with the update"

@@ -94,18 +94,18 @@ def classes(
     bias = layer.bias.double()
     slack = torch.full_like(layer.bias, 1e-6).double()
     if spread is not None:
-        own = layer.task.unflatten(spread)[f"{layer.name}.bias" if layer.name else "bias"]
-        slack = slack + 4 * own.to(slack)
-    found = tuple(int(k) for k in (bias < -slack).nonzero().flatten())
+        rounding = layer.task.unflatten(spread)[f"{layer.name}.bias".lstrip(".")]
+        slack = slack + 4 * rounding.to(slack)
+    negative = tuple((bias < -slack).nonzero().flatten().tolist())
     total = float(bias.sum().abs())
     whole = float(bias.abs().sum())
     # Independent roundings add up by their squares.
     if total > max(BALANCED, 4 * precision) * whole + float(slack.square().sum().sqrt()):
         why = f"sum to {total / whole:.1%} of their absolute sum, and cross-entropy's to 0"
-    elif len(found) > seen.examples:
-        why = f"are negative for {len(found)} classes, more than there are examples"
+    elif len(negative) > seen.examples:
+        why = f"are negative for {len(negative)} classes, more than there are examples"
     else:
-        return found, None
+        return negative, None
     return (), (
         f"the gradients of the last layer's bias {why}: no class is certain; are these the kind "
         "(--kind delta for a change of the weights) and the weights before (--before) that belong "
@@ -113,12 +113,19 @@ def classes(
     )
 
 
-def classes_fact(found: tuple[int, ...]) -> tuple[Fact, ...]:
+def classes_fact(labels: tuple[int, ...]) -> tuple[Fact, ...]:
     """The fact that these classes occur among the labels."""
-    if not found:
+    if not labels:
         return ()
-    items = tuple(str(label) for label in found)
-    return (Fact(kind="classes", items=items[:LISTED], count=len(found), assumes=PLAIN_LOSS),)
+    items = tuple(map(str, labels[:LISTED]))
+    return (
+        Fact(
+            kind="classes",
+            items=items,
+            count=len(labels),
+            assumes=PLAIN_LOSS,
+        ),
+    )
 
 
 def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
@@ -155,7 +162,11 @@ def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
     if capture.kind != "gradient":
         start = task.parameters.abs().mul_(torch.finfo(task.parameters.dtype).eps)
         if capture.before is not None:
-            torch.maximum(start, _of(capture.before, task, "before"), out=start)
+            torch.maximum(
+                start,
+                _of(capture.before, task, "before"),
+                out=start,
+            )
         # A delta was rounded once; a difference of stored weights has the rounding of both.
         if capture.kind == "delta":
             torch.maximum(total, start, out=total)
@@ -170,18 +181,17 @@ def coarsest(capture: Capture) -> float:
 
 
 def _of(named: Mapping[str, Tensor], task: Task, what: str) -> Tensor:
-    own = tensors.by_name(task, named, what=what)
-    each = (_spread(own[name]).to(task.parameters).flatten() for name, *_ in task.layout)
-    return torch.cat([*each])
-
-
-def _spread(value: Tensor) -> Tensor:
-    kind = _kind(value)
-    about = torch.finfo(kind)
-    # One rounding is uniform over a step of the grid: its deviation is step / sqrt(12).
-    share = about.eps * (0.25 if kind in HALVES else 1.0)
-    # Below the smallest normal number, the grid is as coarse as there.
-    return value.detach().double().abs().clamp_min_(about.smallest_normal).mul_(share)
+    by_name = tensors.by_name(task, named, what=what)
+    parts = []
+    for name, *_ in task.layout:
+        kind = _kind(by_name[name])
+        about = torch.finfo(kind)
+        # One rounding is uniform over a step of the grid: its deviation is step / sqrt(12).
+        share = about.eps * (0.25 if kind in HALVES else 1.0)
+        # Below the smallest normal number, the grid is as coarse as there.
+        size = by_name[name].detach().double().abs().clamp_min_(about.smallest_normal)
+        parts.append(size.mul_(share).to(task.parameters).flatten())
+    return torch.cat(parts)
 
 
 def _kind(value: Tensor) -> torch.dtype:

@@ -41,12 +41,11 @@ from leakbound.captured.assess import (
     read_truth,
 )
 from leakbound.captured.capture import Capture, Given, Skipped, load, none_left
-from leakbound.captured.findings import Finding
+from leakbound.captured.findings import Finding, searched_steps
 from leakbound.captured.observe import (
     SEARCH,
     InferredContext,
     TrainingInfo,
-    found_steps,
     infer_context,
     task_of,
 )
@@ -101,6 +100,7 @@ class Job:
     cost: int
 
 
+@dataclass
 class Work:
     """Attacks on all updates: closed forms first, then searches, those of few steps first.
 
@@ -108,25 +108,19 @@ class Work:
     by the positions of update and attack.
     """
 
-    def __init__(
-        self,
-        pace: Pace,
-        cases: list[Case],
-        settings: Settings,
-        pictures: bool,
-        skipped: Sequence[Skipped] = (),
-    ) -> None:
-        self._pace = pace
-        self.cases = cases
-        self.settings = settings
-        self.pictures = pictures
-        self.skipped = tuple(skipped)
-        self.made: dict[tuple[int, int], Made] = {}
-        self._paid = 0.0
-        self._spent = 0.0
-        self._began = 0.0
-        self.jobs: list[Job] = []
-        for at in range(len(cases)):
+    pace: Pace
+    cases: list[Case]
+    settings: Settings
+    pictures: bool
+    skipped: Sequence[Skipped]
+    made: dict[tuple[int, int], Made] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+    _paid: float = 0.0
+    _spent: float = 0.0
+    _began: float = 0.0
+
+    def __post_init__(self) -> None:
+        for at in range(len(self.cases)):
             self.again(at)
 
     @property
@@ -136,7 +130,7 @@ class Work:
     @property
     def share(self) -> float:
         """Seconds of the remaining time for one of the remaining attacks."""
-        return self._pace.left / len(self.jobs)
+        return self.pace.left / len(self.jobs)
 
     def tell(self, watch: Watch, what: str, step: int = 0) -> None:
         """Report the progress, after `step` steps of the first attack."""
@@ -146,14 +140,15 @@ class Work:
         """Choose the attacks on an update again, after more is inferred of it."""
         seen = self.cases[at].inferred.observation
         cost = seen.examples * seen.task.plan.steps
-        found = [job for job in self.jobs if job.at != at]
+        jobs = [job for job in self.jobs if job.at != at]
         for rank, spec in enumerate(_attacks(self.settings, self.cases[at].inferred)):
             if (at, rank) not in self.made:
-                found.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
+                jobs.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
         # Closed forms first: a run that is stopped early has them all.
-        self.jobs = sorted(found, key=lambda job: (job.steps, job.at))
+        self.jobs = sorted(jobs, key=lambda job: (job.steps, job.at))
 
-    def run(self, watch: Watch) -> Assessment:
+    def run(self, watch: Watch) -> Made:
+        """Run the next attack."""
         job = self.jobs[0]
         case = self.cases[job.at]
         self._began = time.monotonic()
@@ -168,35 +163,32 @@ class Work:
         if job.steps:
             self._spent += time.monotonic() - self._began
             self._paid += job.steps * job.cost
-        return made[0]
-
-    def pictures_of(self, record: Assessment) -> dict[str, bytes]:
-        """The pictures that a record names."""
-        return next(own for made, own, _ in self.made.values() if made is record)
+        return made
 
     def outcome(self) -> UpdateResult:
+        """The results so far, by update and attack."""
         ordered = [self.made[key] for key in sorted(self.made)]
+        pictures = dict[str, bytes]()
+        for _, shown, _ in ordered:
+            pictures |= shown
         return UpdateResult(
             tuple(record for record, _, _ in ordered),
             tuple(case.inferred for case in self.cases),
             tuple(answer for _, _, answer in ordered),
             unended=len(self.jobs),
-            pictures={name: content for _, own, _ in ordered for name, content in own.items()},
-            skipped=self.skipped,
+            pictures=pictures,
+            skipped=tuple(self.skipped),
         )
 
     def _left(self, step: int = 0) -> float | None:
         """Seconds until all have ended, after `step` steps of the first; None if unknown."""
-        paid = self._paid
-        spent = self._spent
-        limit = self._pace.left
-        own = min(step, self.jobs[0].steps) * self.jobs[0].cost
-        if step:
-            paid = paid + own
-            spent = spent + time.monotonic() - self._began
+        limit = self.pace.left
+        begun = min(step, self.jobs[0].steps) * self.jobs[0].cost
+        paid = self._paid + begun
         if not paid:
             return limit if math.isfinite(limit) else None
-        rest = sum(job.steps * job.cost for job in self.jobs) - own
+        spent = self._spent + (time.monotonic() - self._began if step else 0.0)
+        rest = sum(job.steps * job.cost for job in self.jobs) - begun
         return min(limit, spent / paid * rest)
 
 
@@ -231,13 +223,13 @@ class UpdateResult(Presented):
     @property
     def best(self) -> Reconstruction | None:
         """The reconstruction that explains most of its update, among all that explain some."""
-        found = [
-            (_direction(record), -i, answer)
-            for i, (record, answer) in enumerate(zip(self.records, self.answers, strict=True))
+        sound = [
+            (_direction(record), answer)
+            for record, answer in zip(self.records, self.answers, strict=True)
             if answer is not None and answer.problem is None
         ]
-        # By the first two alone: tensors have no order. Of equal ones the first wins.
-        return max(found, key=lambda row: row[:2])[2] if found else None
+        # Of equal ones the first.
+        return max(sound, key=lambda row: row[0], default=(0.0, None))[1]
 
     def _figure(self) -> Figure:
         from leakbound.report import figures
@@ -339,8 +331,7 @@ class Settings:
             raise ValueError(f"input_range is {limits}; give low < high")
         check.given(check.count, classes=self.classes, people=self.people)
         check.non_negative(seed=self.seed, search=self.search)
-        if self.seconds is not None:
-            check.positive(seconds=self.seconds)
+        check.given(check.positive, seconds=self.seconds)
         for spec in self.specs or ():
             plans.build_attack(spec)
 
@@ -427,7 +418,13 @@ def attack_update(
     """
     loaded = capture if isinstance(capture, Capture) else load(capture)
     return attack_all(
-        [loaded], model, settings, training, truth=truth, output=output, listener=listener
+        [loaded],
+        model,
+        settings,
+        training,
+        truth=truth,
+        output=output,
+        listener=listener,
     )
 
 
@@ -456,37 +453,34 @@ def attack_all(
         ValueError: wrong arguments, or no update can be attacked.
     """
     output = output or Output()
-    out = None if output.folder is None else Path(output.folder)
     listener = listener or Listener()
     watch = listener.progress
-    training = training or TrainingInfo()
     if not captures:
         raise ValueError("captures is empty; give at least one update")
     if truth is not None and len(captures) > 1:
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
-    if out is not None:
-        check_place(out)
-    batch = read_truth(truth, settings.schema)
-    title = output.model or type(model).__name__
+    kept = None if output.folder is None else _Kept(Path(output.folder))
+    reader = CaseReader(
+        model,
+        settings,
+        training or TrainingInfo(),
+        read_truth(truth, settings.schema),
+        output.model or type(model).__name__,
+    )
     with one_thread(), Pace(settings.seconds) as pace:
-        kept = None if out is None else _Kept(out)
         cases: list[Case] = []
-        read: list[Callable[..., Case]] = []  # to read one again, once its steps are found
         lost = list(skipped)
         for capture in captures:
             watch(0, 0, f"reading {capture.name}", None)
-            given = model, settings, training, batch, title
-            one = partial(_case, capture, len(cases), *given)
             try:
-                cases.append(one())
+                cases.append(reader.read(capture, len(cases)))
             except (ValueError, NotApplicable) as error:
                 if len(captures) + len(skipped) == 1:
                     raise
                 lost.append(Skipped.of(capture.place, error))
                 continue
-            read.append(one)
             listener.inferred(cases[-1])
         if not cases:
             raise none_left(lost)
@@ -494,22 +488,22 @@ def attack_all(
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
-                    if _found_steps(work, read, watch):
+                    if _found_steps(work, reader, watch):
                         continue
-                    record = work.run(watch)
+                    record, pictures, _ = work.run(watch)
                     if kept is not None:
-                        kept.add(work, record)
+                        kept.add(work, record, pictures)
                     listener.ended(record)
         except KeyboardInterrupt:
             work.tell(watch, "stopped")
-            if out is not None and work.made:
-                write_run(work, out)
+            if kept is not None and work.made:
+                kept.end(work)
             raise
-        work.tell(watch, "writing the report" if out else "done")
-    return work.outcome() if out is None else write_run(work, out)
+        work.tell(watch, "done" if kept is None else "writing the report")
+    return work.outcome() if kept is None else kept.end(work)
 
 
-def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
+def _found_steps(work: Work, reader: CaseReader, watch: Watch) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
     case = work.cases[job.at]
@@ -517,49 +511,67 @@ def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: W
     if not job.steps or not case.inferred.untried or seconds < LEAST:
         return False
     work.tell(watch, f"finding the number of local steps · {case.capture.name}")
-    work.cases[job.at] = read[job.at](found_steps(case.inferred, seconds))
+    inferred = case.inferred
+    steps = searched_steps(inferred.observation, inferred.untried, seconds)
+    work.cases[job.at] = reader.read(case.capture, job.at, steps)
     work.again(job.at)
     return True
 
 
-def _case(
-    capture: Capture,
-    at: int,
-    model: nn.Module,
+@dataclass(frozen=True)
+class CaseReader:
+    """Reads captures of one model; again, once the number of local steps is found."""
+
+    model: nn.Module
+    settings: Settings
+    training: TrainingInfo
+    truth: Batch | None
+    title: str
+
+    def read(
+        self,
+        capture: Capture,
+        at: int,
+        steps: Finding | None = None,
+    ) -> Case:
+        settings = self.settings
+        form = settings.form
+        context = None
+        public = None
+        if settings.public is not None:
+            context = public_examples(settings.public, form, settings.schema)
+            public, _ = context.halves
+            if settings.domain is not None:
+                form = context.domain  # its scales are those of the public rows
+        task, notes = task_of(
+            self.model, capture, form, classes=settings.classes, loss=settings.loss
+        )
+        inferred = infer_context(
+            capture,
+            task,
+            self.training,
+            input_shape=settings.input_shape,
+            public=public,
+            steps=steps,
+        )
+        truth = self.truth
+        if truth is not None:
+            truth = check_truth(truth, inferred.observation)
+            notes += contradicted(truth, inferred)
+        criterion = Criterion.of(
+            form,
+            psnr=settings.psnr,
+            share=settings.share,
+        )
+        return Case(
+            capture, inferred, notes, at, self.title, criterion, context, truth, settings.people
+        )
+
+
+def _attacks(
     settings: Settings,
-    training: TrainingInfo,
-    truth: Batch | None,
-    title: str,
-    steps: Finding | None = None,
-) -> Case:
-    shape = settings.input_shape
-    form = settings.form
-    context = (
-        None if settings.public is None else public_examples(settings.public, form, settings.schema)
-    )
-    public = None if context is None else context.halves[0]
-    if context is not None and settings.domain is not None:
-        form = context.domain  # its scales are those of the public rows
-    task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
-    inferred = infer_context(capture, task, training, input_shape=shape, public=public, steps=steps)
-    if truth is not None:
-        truth = check_truth(truth, inferred.observation)
-        notes += contradicted(truth, inferred)
-    return Case(
-        capture,
-        inferred,
-        notes,
-        at,
-        title,
-        Criterion.of(form, psnr=settings.psnr, share=settings.share),
-        inferred.declared,
-        context,
-        truth,
-        settings.people,
-    )
-
-
-def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
+    inferred: InferredContext,
+) -> tuple[Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.specs is not None:
         return settings.specs
@@ -581,17 +593,20 @@ def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
 def _build(spec: Spec, inferred: InferredContext) -> Attack:
     """The attack; `fed_avg_matching` gets the number of steps that was found."""
     settings = spec.parameters
-    plan = inferred.observation.task.plan
-    if spec.name == "fed_avg_matching" and "local_steps" not in settings:
-        settings |= {"local_steps": plan.steps}
-    built = registry.build("attack", spec.name, settings)
-    assert isinstance(built, Attack)  # the registry holds only attacks
+    if spec.name == "fed_avg_matching":
+        settings = {"local_steps": inferred.observation.task.plan.steps, **settings}
+    built: Attack = registry.build("attack", spec.name, settings)
     if isinstance(built, FedAvgMatching) and not inferred.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")
     return built
 
 
-def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
+def _run(
+    case: Case,
+    spec: Spec,
+    seed: int,
+    pictures: bool,
+) -> Made:
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:
@@ -602,18 +617,28 @@ def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         answer = noted(built(case.inferred.observation, source))
-        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
+        return *judged(
+            case,
+            built,
+            answer,
+            name=spec.name,
+            pictures=pictures,
+        ), answer
     except NotApplicable as error:
         stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
     except Exception as error:  # a crash is a result: recorded and counted
         stops.reraise(error)
-        return ended(status="failed", reason=one_line(error), verdict=UNDECIDED)
+        return ended(
+            status="failed",
+            reason=one_line(error),
+            verdict=UNDECIDED,
+        )
 
 
 def _direction(record: Assessment) -> float:
-    found = record.capture and record.capture.explained
-    return (found.direction if found else None) or 0.0
+    explained = record.capture and record.capture.explained
+    return (explained.direction if explained else None) or 0.0
 
 
 class _Kept:
@@ -622,46 +647,53 @@ class _Kept:
     """
 
     def __init__(self, folder: Path) -> None:
+        check_place(folder)
         self._folder = folder
         self._journal = Journal(folder / RECORDS, Assessment)
         self._begun = False
 
-    def add(self, work: Work, record: Assessment) -> None:
+    def add(
+        self,
+        work: Work,
+        record: Assessment,
+        pictures: Mapping[str, bytes],
+    ) -> None:
         with files.writing(self._folder), files.claimed(self._folder):
             if not self._begun:
-                check_place(self._folder)
-                files.write(self._folder / files.RUN, _run_file(work))
+                self._write_header(work)
                 self._journal.read(lambda earlier: False)  # those of an earlier run go
                 self._begun = True
-            place = files.folder(self._folder, "pictures")
-            for name, content in work.pictures_of(record).items():
-                files.write(place / name, content)
+            self._write_pictures(pictures)
             self._journal.append(record)
             self._journal.close()
 
+    def end(self, work: Work) -> UpdateResult:
+        """Write all in order, with the report."""
+        from leakbound import report
 
-def _run_file(work: Work) -> bytes:
-    return json.dumps(_header(work), indent=1).encode() + b"\n"
+        folder = self._folder
+        outcome = work.outcome()
+        lines = b"".join(map(encode, outcome.records))
+        with files.writing(folder), files.claimed(folder):
+            self._write_header(work)
+            self._write_pictures(outcome.pictures)
+            files.write(folder / RECORDS, lines, key=KEYS[Assessment])
+            page = report.write(folder, images=work.pictures)
+        return replace(outcome, folder=folder, page=page)
 
+    def _write_header(self, work: Work) -> None:
+        check_place(self._folder)
+        text = json.dumps(_header(work), indent=1)
+        files.write(self._folder / files.RUN, text.encode() + b"\n")
 
-def write_run(work: Work, folder: Path) -> UpdateResult:
-    from leakbound import report
-
-    outcome = work.outcome()
-    lines = b"".join(map(encode, outcome.records))
-    with files.writing(folder), files.claimed(folder):
-        check_place(folder)
-        files.write(folder / files.RUN, _run_file(work))
-        place = files.folder(folder, "pictures")
-        for name, content in outcome.pictures.items():
+    def _write_pictures(self, pictures: Mapping[str, bytes]) -> None:
+        place = files.folder(self._folder, "pictures")
+        for name, content in pictures.items():
             files.write(place / name, content)
-        files.write(folder / RECORDS, lines, key=KEYS[Assessment])
-        page = report.write(folder, images=work.pictures)
-    return replace(outcome, folder=folder, page=page)
 
 
 def check_place(folder: Path) -> None:
-    """Reject a folder that `write_run` cannot write into, before any attack runs."""
+    """Reject a folder that a run cannot write into, before any attack runs."""
     from leakbound.report import check_installed
     from leakbound.report.page import FILE
 
@@ -681,13 +713,16 @@ def check_place(folder: Path) -> None:
 def _header(work: Work) -> dict[str, Any]:
     # A domain and a loss function are no plain values: their names follow below.
     settings = replace(
-        work.settings, attacks=work.settings.specs, domain=None, loss="cross_entropy"
+        work.settings,
+        attacks=work.settings.specs,
+        domain=None,
+        loss="cross_entropy",
     )
     plan = {"name": OWN_DATA, **plain(settings), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
     cases = work.cases
-    first = work.cases[0].inferred.observation
-    plan["defense"] = "; ".join(dict.fromkeys(repr(case.declared) for case in cases))
+    first = cases[0].inferred.observation
+    plan["defense"] = "; ".join(dict.fromkeys(repr(case.inferred.declared) for case in cases))
     return {
         "schema": SCHEMA,
         "plan": plan,

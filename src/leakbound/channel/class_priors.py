@@ -57,7 +57,12 @@ class ClassPriors:
         many = "" if len(parts) == 1 else f"{len(parts)} independent examples, "
         return joined(parts, f"{many}{NAMES[self.kind].format(k=self.components)}")
 
-    def batches(self, labels: Tensor, count: int, source: torch.Generator) -> list[Batch]:
+    def batches(
+        self,
+        labels: Tensor,
+        count: int,
+        source: torch.Generator,
+    ) -> list[Batch]:
         """Batches with these labels (B,), to average the Fisher information over.
 
         A bound holds for its prior, so the batches are drawn from it. A flat prior cannot be drawn

@@ -126,7 +126,11 @@ class Channel:
         return torch.where(spread > 0, rows / spread.clamp_min(1e-30), 0)
 
 
-def strange_power(channel: Channel, update: Update, batch: Batch) -> float | None:
+def strange_power(
+    channel: Channel,
+    update: Update,
+    batch: Batch,
+) -> float | None:
     """Excess mean power of the sent update, relative to the noise's; None if it fits.
 
     A defense that imitates itself by something smoother (for a sign, say) would get the bound of
@@ -142,7 +146,11 @@ def strange_power(channel: Channel, update: Update, batch: Batch) -> float | Non
     return power if abs(power - 1) > STRANGE * (2 / count) ** 0.5 else None
 
 
-def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -> Array:
+def fisher_matrix(
+    channel: Channel,
+    batch: Batch,
+    basis: Tensor | None = None,
+) -> Array:
     """J_F(x) of one batch, dense: (m, m), or (k, k) along the columns of a basis; float64.
 
     Shapes:
@@ -201,7 +209,11 @@ def fisher_trace(
     return total / directions
 
 
-def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, Tensor | None]:
+def _moved(
+    channel: Channel,
+    batch: Batch,
+    directions: Tensor,
+) -> tuple[Tensor, Tensor | None]:
     """Changes (k, P) of the noise-free release and of the log variances along directions."""
     mean = _mean_moved(channel, batch, directions)
     if channel.variance(batch.inputs, batch.labels) is None:
@@ -238,7 +250,12 @@ def _chunk(width: int, like: Tensor) -> int:
     return max(1, min(64, CHUNK_BYTES // (16 * width * like.element_size())))
 
 
-def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, steps: Any) -> Array:
+def overlaps(
+    channel: Channel,
+    drawn: Iterable[Batch],
+    basis: Tensor | None,
+    steps: Any,
+) -> Array:
     """exp(-|S^-1 (g(x + h u / 2) - g(x - h u / 2))|^2 / 8), noise of covariance S S^T.
 
     Cost: 2 r S releases without noise for each batch, many at a time.
@@ -266,7 +283,12 @@ def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, ste
     return np.stack(rows)
 
 
-def _of_batch(channel: Channel, batch: Batch, basis: Tensor | None, steps: Array) -> Array:
+def _of_batch(
+    channel: Channel,
+    batch: Batch,
+    basis: Tensor | None,
+    steps: Array,
+) -> Array:
     inputs = batch.inputs
     labels = batch.labels
     if channel.variance(inputs, labels) is not None:

@@ -22,7 +22,11 @@ PART_BYTES = 1 << 25
 
 
 def clipped_gram(
-    task: Task, batch: Batch, clip_norm: float, *, within_labels: bool = False
+    task: Task,
+    batch: Batch,
+    clip_norm: float,
+    *,
+    within_labels: bool = False,
 ) -> NDArray[np.float64]:
     """Inner products (n, n) of the clipped gradients of n examples, over the squared clip norm.
 
@@ -97,7 +101,11 @@ def _products(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
 
 def _clipped(whole: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
     """The clipped gradients (n, P), on the CPU."""
-    sent = torch.empty(batch.size, len(whole.parameters), dtype=whole.parameters.dtype)
+    sent = torch.empty(
+        batch.size,
+        len(whole.parameters),
+        dtype=whole.parameters.dtype,
+    )
     size = max(1, PART_BYTES // (4 * len(whole.parameters) * whole.parameters.element_size()))
     for start in range(0, batch.size, min(size, 256)):
         part = slice(start, start + min(size, 256))

@@ -130,7 +130,13 @@ def _answered(arguments: list[str]) -> int:
     verb = _verb(arguments[0], known)
     rest = arguments[1:]
     if asked := [word for word in rest if word in (*HELP, HELP_ALL)]:
-        print(usage.help_of(verb, known[verb][0], all_options=HELP_ALL in asked))
+        print(
+            usage.help_of(
+                verb,
+                known[verb][0],
+                all_options=HELP_ALL in asked,
+            )
+        )
         return 0
     command: object = parse(known[verb][0], rest, verb)
     if getattr(command, "RESUMES", False):
@@ -184,6 +190,11 @@ def _say(text: str) -> None:
     print(f"leakbound: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def _warn(message: Warning | str, category: object, *rest: object, **more: object) -> None:
+def _warn(
+    message: Warning | str,
+    category: object,
+    *rest: object,
+    **more: object,
+) -> None:
     if not issubclass(category if isinstance(category, type) else Warning, DeprecationWarning):
         _say(f"warning: {message}")

@@ -96,7 +96,10 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
 
 
 @contextmanager
-def _progress(command: options.AttackOptions, attack: Attack) -> Iterator[None]:
+def _progress(
+    command: options.AttackOptions,
+    attack: Attack,
+) -> Iterator[None]:
     """Show the steps of a search, of all its restarts together, and keep to the time limit."""
     name = command.attack[0] if command.attack else DEFAULT
     steps = planned(attack)
@@ -111,7 +114,11 @@ def _progress(command: options.AttackOptions, attack: Attack) -> Iterator[None]:
         yield
 
 
-def _show(record: Assessment, command: options.AttackOptions, name: str) -> None:
+def _show(
+    record: Assessment,
+    command: options.AttackOptions,
+    name: str,
+) -> None:
     console.print(f"attack:  {brief(name)}")
     size = record.batch_size
     console.print(f"model:   {brief(command.model)} on {brief(command.data)}, batch size {size}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -24,6 +23,9 @@ from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.cli import options, shared, terminal
 from leakbound.cli.terminal import brief, console, errors
+
+if TYPE_CHECKING:
+    from leakbound.report.tables import MeanInterval, TrainingCost
 
 
 def audit(command: options.Audit) -> int:
@@ -57,7 +59,12 @@ def audit(command: options.Audit) -> int:
     if command.diagnose:
         with shared.Bar(console, "diagnoses") as bar:
             show = partial(bar, current="why undecided")
-            audits.diagnose_undecided(plan, out, device=command.device, watch=show)
+            audits.diagnose_undecided(
+                plan,
+                out,
+                device=command.device,
+                watch=show,
+            )
     page = reports.write(out, images=not command.no_examples)
     console.print(_counted(out))
     console.say(f"report: {brief(page)}")
@@ -132,30 +139,9 @@ def _engine(command: options.Audit) -> tuple[Runner, int]:
     return cluster.engine(command.address), command.workers
 
 
-if TYPE_CHECKING:
-    from leakbound.report.tables import MeanInterval
-
-
-@dataclass(frozen=True)
-class TrainingRow:
-    """The results of one defense's trainings; `loss` leaves out those that `diverged`.
-
-    `unskilled`: without a defense, the model did not beat the majority class.
-    """
-
-    model: str
-    defense: str
-    loss: MeanInterval | None
-    accuracy: MeanInterval | None
-    majority: float | None
-    balanced_accuracy: float | None
-    auc: float | None
-    unskilled: bool
-    diverged: int
-    failed: int
-
-
 def train(command: options.Train) -> int:
+    from leakbound.report import tables
+
     plan = audits.load(command.plan)
     if not plan.trainings():
         raise ValueError(
@@ -177,56 +163,34 @@ def train(command: options.Train) -> int:
     shared.announce_code(plan)
     with shared.Bar(console) as bar:
         outcome = audits.audit(
-            plan, out, workers=workers, watch=shared.showing(bar), trainings_only=True
+            plan,
+            out,
+            workers=workers,
+            watch=shared.showing(bar),
+            trainings_only=True,
         )
-    return _tell(plan, out, outcome.failed, command.json)
-
-
-def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
     with (out / "utility.jsonl").open("rb") as stream:
         records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
     units = [records[unit.id] for unit in plan.trainings()]
-    rows = table(units)
-    if as_json:
-        print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
+    rows = [*tables.training_costs(units, tables.Names([], units)).values()]
+    if command.json:
+        print(
+            json.dumps(
+                [msgspec.to_builtins(row) for row in rows],
+                indent=1,
+                allow_nan=False,
+            )
+        )
     else:
         _show(rows)
-    if failed:
+    if outcome.failed:
         reason = next(unit.reason or "" for unit in units if unit.status == "failed")
-        errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
+        errors.print(f"leakbound: {outcome.failed} trainings failed; the first: {brief(reason)}")
         return 1
     return 0
 
 
-def table(units: Iterable[Training]) -> list[TrainingRow]:
-    """One row per model and defense, in the order of the records of `utility.jsonl`."""
-    from leakbound.report import tables
-
-    units = list(units)
-    names = tables.Names([], units)
-    found = tables.grouped(((names.model(unit), names.defense(unit)), unit) for unit in units)
-    costs = tables.training_costs(units, names)
-    rows = []
-    for key, own in found.items():
-        ok = [unit for unit in own if unit.status == "ok"]
-        losses = tables.defined(unit.training_loss for unit in ok)
-        rows.append(
-            TrainingRow(
-                *key,
-                loss=tables.mean_of(losses),
-                accuracy=tables.mean_of(tables.defined(unit.accuracy for unit in ok)),
-                majority=costs[key].majority,
-                balanced_accuracy=costs[key].balanced_accuracy,
-                auc=costs[key].auc,
-                unskilled=costs[key].unskilled,
-                diverged=len(ok) - len(losses),
-                failed=sum(unit.status == "failed" for unit in own),
-            )
-        )
-    return rows
-
-
-def _show(rows: Sequence[TrainingRow]) -> None:
+def _show(rows: Sequence[TrainingCost]) -> None:
     right = ["loss", "accuracy", "balanced", "AUC", "seeds"]
     shown = terminal.table("model", "defense", right=right)
     shown.caption = "mean [95 % interval over seeds]"
@@ -241,22 +205,19 @@ def _show(rows: Sequence[TrainingRow]) -> None:
         )
 
 
-def _words(row: TrainingRow) -> tuple[str, ...]:
+def _words(row: TrainingCost) -> tuple[str, ...]:
     loss = _number(row.loss) + (f" ({row.diverged} diverged)" if row.diverged else "")
     seeds = row.accuracy.n if row.accuracy else 0
     balanced = format_fixed(row.balanced_accuracy, 3)
     area = format_fixed(row.auc, 3)
-    failed = f" ({row.failed} failed)" if row.failed else ""
+    failed = f" ({row.failed} without a result)" if row.failed else ""
     return loss, _number(row.accuracy), balanced, area, f"{seeds}{failed}"
 
 
 def _number(value: MeanInterval | None) -> str:
     if value is None:
         return UNKNOWN
-    mean = value.mean
-    low = value.low
-    high = value.high
-    between = (
-        "" if low is None or high is None else f" [{format_fixed(low, 3)}, {format_fixed(high, 3)}]"
-    )
-    return f"{format_fixed(mean, 3)}{between}"
+    between = ""
+    if value.low is not None:
+        between = f" [{format_fixed(value.low, 3)}, {format_fixed(value.high, 3)}]"
+    return f"{format_fixed(value.mean, 3)}{between}"

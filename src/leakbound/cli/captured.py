@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
+from leakbound.assess.judge import CONTRADICTED
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, ESTIMATE, EXPOSURES, Assessment, Bound
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
@@ -65,12 +66,12 @@ def attack(command: options.AttackOptions) -> int:
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
     skipped: list[Skipped] = []
-    found = [] if command.adapter else _captures(command, skipped)
-    settings = _settings(command, found[0].about if found else {})
+    captures = [] if command.adapter else _captures(command, skipped)
+    settings = _settings(command, captures[0].about if captures else {})
     model = _model(command, settings)
     if command.adapter:
-        model, own = _adapted(command, model)
-        found = [own]
+        model, adapted = _adapted(command, model)
+        captures = [adapted]
     training = TrainingInfo(
         command.batch_size,
         _labels(command.labels),
@@ -101,12 +102,16 @@ def attack(command: options.AttackOptions) -> int:
     try:
         with bar:
             outcome = captured.attack_all(
-                found,
+                captures,
                 model,
                 settings,
                 training,
                 truth=command.truth,
-                output=Output(command.out, command.model, pictures=not command.no_examples),
+                output=Output(
+                    command.out,
+                    command.model,
+                    pictures=not command.no_examples,
+                ),
                 listener=Listener(bar, inferred=read, ended=ended),
                 skipped=skipped,
             )
@@ -128,9 +133,11 @@ def attack(command: options.AttackOptions) -> int:
     return 0 if "ok" in ends else 2
 
 
-def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
+def _settings(
+    command: options.AttackOptions,
+    about: Mapping[str, str],
+) -> Settings:
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
-    given = command.input_shape or about.get("input_shape", "")
     classes = command.classes
     if ":" in command.loss:
         _announce("loss", command.loss.partition(",")[0])
@@ -138,8 +145,12 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
-    shape = _shape(given) if schema is None else schema.domain.shape
-    domain: Domain | None = None if schema is None else schema.domain
+    domain: Domain | None = None
+    if schema is not None:
+        domain = schema.domain
+        shape = domain.shape
+    else:
+        shape = _shape(command.input_shape or about.get("input_shape", ""))
     if command.vocabulary is not None:
         if schema is not None or len(shape) != 1:
             raise ValueError(
@@ -170,15 +181,18 @@ def capture(command: options.CaptureOptions) -> int:
     for number in (*command.rounds, command.clients):
         if number < 1:
             raise ValueError(f"rounds and clients hold {number}; give whole numbers from 1")
-    given: dict[str, Any] = {"rounds": command.rounds, "clients": command.clients}
-    given["on_progress"] = lambda text: errors.say(brief(text))
+    how: dict[str, Any] = {
+        "rounds": command.rounds,
+        "clients": command.clients,
+        "on_progress": lambda text: errors.say(brief(text)),
+    }
     is_app = (command.app / "pyproject.toml").exists()
     name = "flower" if is_app or not any(command.app.glob("meta.*")) else "nvflare"
     try:
         if name == "flower":
             from leakbound.flower import capture_app as run
 
-            given["run_config"] = _run_config(command.run_config)
+            how["run_config"] = _run_config(command.run_config)
         elif command.run_config:
             raise ValueError("run_config is for Flower apps; edit the NVFlare job's settings")
         else:
@@ -187,22 +201,20 @@ def capture(command: options.CaptureOptions) -> int:
         raise ValueError(
             f"capture needs {name} ({error}); pip install 'leakbound[{name}]'"
         ) from None
-    files = run(command.app, command.out, **given)
+    files = run(command.app, command.out, **how)
     heads = ("round", "client", "examples", "kind")
-    found = table(*heads, "file")
+    shown = table(*heads, "file")
     for path in files:
         _, about = tensors.read(path)
-        found.add_row(*(brief(about.get(f"leakbound.{k}", "")) for k in heads), brief(path))
-    console.print(found)
+        shown.add_row(*(brief(about.get(f"leakbound.{k}", "")) for k in heads), brief(path))
+    console.print(shown)
     if about.get("leakbound.kind") == TREES:
         place = shlex.quote(str(files[-1]))
         console.say(f"  leakbound attack --update {brief(place)} --kind {TREES}")
         return 0
     console.say(
         f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
-        f"  {brief(next_command(command.out, about))}"
-    )
-    console.print(
+        f"  {brief(next_command(command.out, about))}\n"
         "Replace words in capitals. Add --input-range LOW HIGH if the inputs of the model are not "
         "from 0 to 1."
     )
@@ -220,9 +232,11 @@ def next_command(place: Path, about: Mapping[str, str]) -> str:
     return shlex.join([*words, "--out", "DIR"])
 
 
-def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Capture]:
+def _captures(
+    command: options.AttackOptions,
+    skipped: list[Skipped],
+) -> list[Capture]:
     path = command.update
-    before = command.before
     assert path is not None  # asked in `attack`
     if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
         raise ValueError(
@@ -231,14 +245,21 @@ def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Ca
         )
     if path.is_dir() and tensors.weights_in(path) is None:
         return captured.load_all(
-            path, before, kind=command.kind, round=command.round, skipped=skipped
+            path,
+            command.before,
+            kind=command.kind,
+            round=command.round,
+            skipped=skipped,
         )
     if command.round is not None:
         raise ValueError(f"round is {command.round}, but update is one file; leave round out")
-    return [captured.load(path, before, kind=command.kind)]
+    return [captured.load(path, command.before, kind=command.kind)]
 
 
-def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module, Capture]:
+def _adapted(
+    command: options.AttackOptions,
+    base: nn.Module,
+) -> tuple[nn.Module, Capture]:
     """The base with the server's adapter, and the client's update of the adapter."""
     path = command.update
     adapter = command.adapter
@@ -253,7 +274,12 @@ def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module
     model = captured.read_adapter(adapter, base, update=path)
     sent = captured.sent_tensors(path, base)
     return model, replace(
-        captured.load(sent, model.state_dict(), kind=command.kind), name=path.name
+        captured.load(
+            sent,
+            model.state_dict(),
+            kind=command.kind,
+        ),
+        name=path.name,
     )
 
 
@@ -302,26 +328,26 @@ def _labels(text: str) -> Tensor | list[int] | list[float] | None:
             f"labels is {text!r}; give class numbers such as 3,5, or a file that holds `labels`"
         )
     named, _ = tensors.read(Path(text))
-    found = [named[name] for name in ("labels", "y") if name in named]
-    if len(found) != 1:
+    tensors_of = [named[name] for name in ("labels", "y") if name in named]
+    if len(tensors_of) != 1:
         raise ValueError(f"labels {text!r} holds {sorted(named)[:10]}; give one tensor `labels`")
-    return found[0]
+    return tensors_of[0]
 
 
 def _run_config(text: str) -> dict[str, Any]:
     """The table of `key=value key=value`; values as in TOML."""
     import tomllib
 
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for part in text.split():
-        try:
-            key, _, value = part.partition("=")
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
-        if not key or "=" not in part:
+        key, sign, value = part.partition("=")
+        if not key or not sign:
             raise ValueError(f"run_config holds {part!r}; write key=value, separated by spaces")
-    return found
+        try:
+            config[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            config[key] = value
+    return config
 
 
 def _show_inferred(case: Case) -> None:
@@ -353,25 +379,35 @@ def _certificate(record: Assessment) -> None:
             f"[bold]{word}[/bold]: {brief(record.capture.name)} by "
             f"{brief(record.attack.name)}: {brief(proved)}"
         )
+        if CONTRADICTED in record.capture.notes:
+            console.say(f"  [bold]warning[/bold]: {CONTRADICTED}")
 
 
-def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, explain: bool) -> None:
+def _show(
+    outcome: UpdateResult,
+    shown: Mapping[int, Sequence[Finding]],
+    *,
+    explain: bool,
+) -> None:
     records = outcome.records
     for at, inferred in enumerate(outcome.inferred):
-        own = [record for record in records if record.seed == at]
-        if not own or own[0].capture is None:
+        attacks = [record for record in records if record.seed == at]
+        if not attacks or attacks[0].capture is None:
             continue
-        console.print(f"[bold]{brief(own[0].capture.name)}[/bold]")
+        console.print(f"[bold]{brief(attacks[0].capture.name)}[/bold]")
         for finding in inferred.findings:
             if finding not in shown[at]:
                 _show_finding(finding)
-        show_facts(own)
-        console.print(_results(own))
-        trusted = [one for one in own if one.certificate] or [one for one in own if one.scores]
-        trusted = trusted or [one for one in own if _merit(one) >= EXPLAINED]
+        show_facts(attacks)
+        console.print(_results(attacks))
+        trusted = (
+            [one for one in attacks if one.certificate]
+            or [one for one in attacks if one.scores]
+            or [one for one in attacks if _merit(one) >= EXPLAINED]
+        )
         if trusted:  # an invented row would read as the client's
             show_row(max(trusted, key=_merit))
-        _remarks(own, explain=explain)
+        _remarks(attacks, explain=explain)
     if outcome.unended:
         console.print(
             f"the time limit is over: {outcome.unended} of {len(records) + outcome.unended} "
@@ -421,16 +457,20 @@ def show_row(record: Assessment) -> None:
     if row is None:
         return
     name = "column" if row.part == "column" else "place"
-    heads = (name, "true", "reconstructed", "right") if row.known else (name, "value")
-    found = table(*heads)
+    shown = table(name, "true", "reconstructed", "right") if row.known else table(name, "value")
     for cell in row.cells:
-        name = f"{brief(cell.name)}{' (sensitive)' * cell.sensitive}"
-        right = ("yes" if cell.right else "no",) * row.known
-        found.add_row(name, *(brief(cell.truth),) * row.known, brief(cell.reconstruction), *right)
+        values = [
+            f"{brief(cell.name)}{' (sensitive)' * cell.sensitive}",
+            brief(cell.reconstruction),
+        ]
+        if row.known:
+            values.insert(1, brief(cell.truth))
+            values.append("yes" if cell.right else "no")
+        shown.add_row(*values)
     console.print(
         f"{row.noun} {row.place} by {brief(record.attack.name)}, the best reconstructed one:"
     )
-    console.print(found)
+    console.print(shown)
     if row.more:
         console.print(f"and {row.more} more {row.part}s: --json prints all")
 
@@ -441,25 +481,25 @@ def _results(records: Sequence[Assessment]) -> Table:
     criterion = records[0].criterion
     score = f"{criterion.axis} {criterion.unit}, mean"
     measures = (score, "best", "baseline") if measured else ()
-    found = table("attack", right=["explains", *measures])
-    name = found.columns[0]
+    shown = table("attack", right=["explains", *measures])
+    name = shown.columns[0]
     name.no_wrap = True
     name.overflow = "ellipsis"
     name.min_width = width
     for record in records:
         if record.status != "ok":
-            found.add_row(brief(record.attack.name), record.status.replace("_", " "))
+            shown.add_row(brief(record.attack.name), record.status.replace("_", " "))
             continue
-        own = record.capture and record.capture.explained
+        explained = record.capture and record.capture.explained
         share = None
-        if own:
-            share = own.direction if own.share is None else own.share
+        if explained:
+            share = explained.direction if explained.share is None else explained.share
         values = [format_explained(share)]
         if record.metrics:
             seen, blind = ([v or 0.0 for v in part] for part in (record.scores, record.baseline))
             values += [f"{sum(seen) / len(seen):.1f}", f"{max(seen):.1f}", f"{max(blind):.1f}"]
-        found.add_row(brief(record.attack.name), *values)
-    return found
+        shown.add_row(brief(record.attack.name), *values)
+    return shown
 
 
 def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
@@ -486,9 +526,7 @@ def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
 
 def show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
     """What the bounds rest on; without `explain` only where to find it."""
-    if not bounds:
-        return
-    if not explain:
+    if bounds and not explain:
         covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
         priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
         console.print(

@@ -22,10 +22,18 @@ def check(command: options.CheckOptions) -> int:
         if path.suffix != (ending := reports.FORMS[form][1]):
             raise ValueError(f"{form} is {str(path)!r}; name a file that ends in {ending}")
         check_files(path.parent, [path.name])
-    found = rules.decide(stated, workers=workers, say=lambda text: errors.say(brief(text)))
+    found = rules.decide(
+        stated,
+        workers=workers,
+        say=lambda text: errors.say(brief(text)),
+    )
     console.say(f"leakbound check: {safe(command.policy)}: {reports.summary(found)}")
     order = [*policy.CODES]  # what needs attention first
-    for one in sorted(found, key=lambda one: order.index(one.answer), reverse=True):
+    for one in sorted(
+        found,
+        key=lambda one: order.index(one.answer),
+        reverse=True,
+    ):
         words = f"{safe(one.subject)}: {brief(one.stated)}: {brief(one.found)}"
         console.say(f"{one.answer:<11} {words}")
     for form, path in places.items():

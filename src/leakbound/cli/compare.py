@@ -34,23 +34,23 @@ def compare(command: options.Compare) -> int:
         raise ValueError(f"out is {str(path)!r}; name a file that ends in .html, as in {FILE}")
     check_files(path.parent, [path.name])
     with errors.status("comparing ..."):
-        found = write_comparison(read(command.first), read(command.second), path)
-    for words in found.grave:
+        comparison = write_comparison(read(command.first), read(command.second), path)
+    for words in comparison.grave:
         console.print(f"[bold]not fair:[/bold] {safe(words)}")
-    if found.identical:
-        console.print(f"{' and '.join(found.identical)}: byte-identical in both runs")
-    console.print(summary(found))
-    for rows in (_verdicts(found), _attacks(found)):
+    if comparison.identical:
+        console.print(f"{' and '.join(comparison.identical)}: byte-identical in both runs")
+    console.print(summary(comparison))
+    for rows in (_verdicts(comparison), _attacks(comparison)):
         if rows.row_count:
             console.print(rows)
-    console.print(_counts(found))
+    console.print(_counts(comparison))
     console.say(f"page: {safe(path)}")
     return 0
 
 
-def _verdicts(found: RunComparison) -> Table:
+def _verdicts(comparison: RunComparison) -> Table:
     rows = table("Defense", "Model", "Batch", "A", "B")
-    changed = [pair for pair in found.verdicts if pair.change]
+    changed = [pair for pair in comparison.verdicts if pair.change]
     for pair in changed[:MOST_ROWS]:
         one = pair.first
         other = pair.second
@@ -59,33 +59,44 @@ def _verdicts(found: RunComparison) -> Table:
     return _ended(rows, len(changed))
 
 
-def _attacks(found: RunComparison) -> Table:
+def _attacks(comparison: RunComparison) -> Table:
     """The attacks whose score differs visibly, the largest differences first."""
     from leakbound.report.compare import signed
 
-    rows = table("Defense", "Attack", "Batch", f"{found.axis}, B - A", "95 % interval", "Seeds")
-    seen = [(row, row.score) for row in found.attacks if row.score is not None and row.score.side]
+    rows = table(
+        "Defense", "Attack", "Batch", f"{comparison.axis}, B - A", "95 % interval", "Seeds"
+    )
+    seen = [
+        (row, row.score) for row in comparison.attacks if row.score is not None and row.score.side
+    ]
     seen.sort(key=lambda pair: -abs(pair[1].mean))
     for row, score in seen[:MOST_ROWS]:
         _, size, defense = row.key
         between = f"{signed(score.low)} to {signed(score.high)}"
-        texts = (defense, row.attack, size, f"{signed(score.mean)} {found.unit}", between, score.n)
+        texts = (
+            defense,
+            row.attack,
+            size,
+            f"{signed(score.mean)} {comparison.unit}",
+            between,
+            score.n,
+        )
         rows.add_row(*map(safe, texts))
     return _ended(rows, len(seen))
 
 
-def _counts(found: RunComparison) -> str:
-    words = [f"{found.both} settings in both"]
+def _counts(comparison: RunComparison) -> str:
+    words = [f"{comparison.both} settings in both"]
     words += [
         f"{sum(count for _, count in rows)} experiments only in {letter}"
-        for letter, rows in zip("AB", found.only, strict=True)
+        for letter, rows in zip("AB", comparison.only, strict=True)
         if rows
     ]
-    known = [row.score for row in found.attacks if row.score is not None]
+    known = [row.score for row in comparison.attacks if row.score is not None]
     same = sum(one.same for one in known)
     unseen = sum(not one.side and not one.same and one.n > 1 for one in known)
     single = sum(one.n == 1 and not one.same for one in known)
-    words += [f"{same} with the same {found.axis} in every pair"] if same else []
+    words += [f"{same} with the same {comparison.axis} in every pair"] if same else []
     words += [f"{unseen} where no difference can be seen"] if unseen else []
     words += [f"{single} of one pair, too few for an interval"] if single else []
     return "; ".join(words)

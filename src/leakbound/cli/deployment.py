@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound._util.formats import BELOW, format_lower, format_upper
+from leakbound._util.groups import grouped
 from leakbound.bounds.law import probability
 from leakbound.cli import options, risk
 from leakbound.cli.shared import check_files, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
-from leakbound.risk.deployment.laws import SEES_ALL
+from leakbound.risk.deployment.laws import SEES_ALL, noise_of
 from leakbound.risk.deployment.mistakes import CLEAR
 from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
 from leakbound.risk.examples import SPHERE, width_of
@@ -35,42 +36,47 @@ NOT_STATED = 3
 
 
 def bound(command: options.BoundOptions) -> int:
-    """Of a deployment if a file is given, otherwise of one training."""
+    """Of a deployment if a file is given, otherwise of one training.
+
+    Exit code of a deployment: 0: protected for all; 1: not; 3: not, and a fact that may change it
+    is missing.
+    """
     if not any((command.deployment, command.flower, command.nvflare)):
         return risk.bound(command)
-    return _deployment(command)
-
-
-def calibration(command: options.Calibrate) -> int:
-    """For a deployment if a file is given, otherwise for one training."""
-    return risk.calibration(command) if command.deployment is None else _calibrated(command)
-
-
-def _deployment(command: options.BoundOptions) -> int:
-    """Exit code 0: protected for all; 1: not; 3: not, and a fact that may change it is missing."""
     probability("accept", command.accept)
     probability("delta", command.delta)
-    given, mistakes, source = _read(command)
+    deployment, mistakes, source = _read(command)
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
-        against = _against(command, given)
-        rows = state(given, delta=command.delta, audiences=command.audience, against=against)
-    found = {
-        "deployment": given,
+        against = _against(command, deployment)
+        rows = state(
+            deployment,
+            delta=command.delta,
+            audiences=command.audience,
+            against=against,
+        )
+    result = {
+        "deployment": deployment,
         "rows": [row.plain() for row in rows],
         "mistakes": mistakes,
         "prior": None if against is None or against.prior is None else against.prior.name,
         "accepted": command.accept,
     }
-    text = as_json(found)
+    text = as_json(result)
     if command.json:
         print(text)
     else:
-        _show(command, given, mistakes, rows, against, source)
+        _show(command, deployment, mistakes, rows, against, source)
     if command.out is not None:
-        toml = file.text_of(given, [f"{one.name}: {one.text}" for one in mistakes])
-        contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
+        toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
+        contents = dict(
+            zip(
+                FILES,
+                (text.encode(), toml.encode()),
+                strict=True,
+            )
+        )
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}
@@ -79,10 +85,11 @@ def _deployment(command: options.BoundOptions) -> int:
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
 
 
-def _calibrated(command: options.Calibrate) -> int:
-    """The least noise multiplier of a deployment for a target."""
-    assert command.deployment is not None
-    given, mistakes = file.read(command.deployment)
+def calibration(command: options.Calibrate) -> int:
+    """The least noise multiplier of a deployment if a file is given, else of a training."""
+    if command.deployment is None:
+        return risk.calibration(command)
+    deployment, mistakes = file.read(command.deployment)
     if command.data is None:
         raise ValueError("data is not given; give public examples like the clients' with --data")
     one = command.steps == command.sampling_rate == command.people == 1
@@ -94,18 +101,28 @@ def _calibrated(command: options.Calibrate) -> int:
     with errors.status("calibrating ..."):
         examples = risk.examples_of(command)
         width = width_of(command.input_range)
-        target = Target.parse(command.target, input_range=width, domain=examples.domain)
+        target = Target.parse(
+            command.target,
+            input_range=width,
+            domain=examples.domain,
+        )
         prior = examples.prior(command.prior, labels_known=command.labels_known)
         if prior is None:
             raise ValueError("prior is sphere, under which nothing is protected; leave it out")
-        found = least_noise(given, target, prior, audiences=command.audience, unit=command.unit)
-        rows = state(found, delta=command.delta, audiences=command.audience)
-    unit = command.unit or given.unit or "example"
+        calibrated = least_noise(
+            deployment, target, prior, audiences=command.audience, unit=command.unit
+        )
+        rows = state(
+            calibrated,
+            delta=command.delta,
+            audiences=command.audience,
+        )
+    unit = command.unit or deployment.unit or "example"
     plain = {
         "target": str(target),
         "unit": unit,
         "audience": list(command.audience),
-        "noise_multiplier": found.noise.multiplier,
+        "noise_multiplier": calibrated.noise.multiplier,
         "prior": prior.name,
         "rows": [row.plain() for row in rows],
         "mistakes": mistakes,
@@ -113,7 +130,7 @@ def _calibrated(command: options.Calibrate) -> int:
     if command.json:
         print(as_json(plain))
         return 0
-    multiplier = format_upper(found.noise.multiplier or 0.0, 5)
+    multiplier = format_upper(calibrated.noise.multiplier or 0.0, 5)
     console.print(f"{escape(str(target))}, of {OF[unit]}, against {', '.join(command.audience)}:")
     console.print(f"[bold]noise multiplier {multiplier}[/bold] (prior: {escape(prior.name)})")
     _mistakes(mistakes)
@@ -137,13 +154,18 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
     return *read(path), path
 
 
-def _against(command: options.BoundOptions, given: Deployment) -> RiskCriteria | None:
-    dim = given.record.dim
-    norm = given.record.norm
-    if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
+def _against(
+    command: options.BoundOptions,
+    deployment: Deployment,
+) -> RiskCriteria | None:
+    dim = deployment.record.dim
+    norm = deployment.record.norm
+    if command.data is not None:
+        examples = risk.examples_of(command)
+    elif command.prior == SPHERE and dim is not None and norm is not None:
+        examples = risk.examples_of(command, dim=dim, norm=(norm,))
+    else:
         return None
-    known = {"dim": dim, "norm": (norm,)} if command.data is None else {}
-    examples = risk.examples_of(command, **known)
     levels = [
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
         for words, eta in risk.thresholds_of(command, examples.domain)
@@ -162,13 +184,13 @@ def _against(command: options.BoundOptions, given: Deployment) -> RiskCriteria |
 
 def _show(
     command: options.BoundOptions,
-    given: Deployment,
+    deployment: Deployment,
     mistakes: tuple[Mistake, ...],
     rows: tuple[Row, ...],
     against: RiskCriteria | None,
     source: Path,
 ) -> None:
-    console.print(f"{escape(given.title)} ({safe(source)}): {_setting(given)}")
+    console.print(f"{escape(deployment.title)} ({safe(source)}): {_setting(deployment)}")
     if any(row.audience == "server" and SEES_ALL in row.reason for row in rows):
         console.print(f"[bold]{SEES_ALL[0].upper()}{SEES_ALL[1:]}.[/bold]")
     _mistakes(mistakes)
@@ -190,16 +212,17 @@ def _show(
         "against the unit's part being zero. One example of a client whose whole update is clipped "
         "moves it by up to twice the clip norm."
     )
-    for (who, reason), units in _reasons(rows).items():
+    reasons = grouped(((WHO[row.audience], row.reason), OF[row.unit]) for row in rows)
+    for (who, reason), units in reasons.items():
         of = "" if len(units) == len({row.unit for row in rows}) else f" ({', '.join(units)})"
         console.print(f"[dim]{who}{of}: {escape(reason)}[/dim]")
-    missing = dict.fromkeys(key for row in rows for key in row.missing)
+    missing = list(dict.fromkeys(key for row in rows for key in row.missing))
     if missing:
         console.print(
             f"[bold]not stated[/bold], so the worst case counts: {escape(', '.join(missing))}"
         )
     if rows and not all(row.protected for row in rows):
-        console.print(f"[bold]Next step.[/bold] {_next(rows, list(missing), command, against)}")
+        console.print(f"[bold]Next step.[/bold] {_next(rows, missing, command, against)}")
 
 
 TARGETS = {"columns": "columns>=0.9", "tokens": "tokens>=0.9"}
@@ -245,13 +268,6 @@ def _mistakes(mistakes: tuple[Mistake, ...]) -> None:
         console.print(f"  {line}{escape(one.key)}: {escape(one.text)} ({one.name})")
 
 
-def _reasons(rows: tuple[Row, ...]) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        found.setdefault((WHO[row.audience], row.reason), []).append(OF[row.unit])
-    return found
-
-
 def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
     columns = ["mu", "epsilon"]
     if against is None:
@@ -275,20 +291,15 @@ def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
     return shown
 
 
-def _setting(given: Deployment) -> str:
-    clip = given.clip
-    noise = given.noise
-    who = given.participation
-    words = []
-    bound = clip.l2
-    words.append(
-        f"{clip.kind or 'unknown'} clip" + ("" if bound is None else f" (L2 norm {bound:.4g})")
+def _setting(deployment: Deployment) -> str:
+    clip = deployment.clip
+    norm = "" if clip.l2 is None else f" (L2 norm {clip.l2:.4g})"
+    multiplier = noise_of(deployment)
+    size = "" if multiplier is None else f" of multiplier {multiplier:.4g}"
+    place = deployment.noise.at or "an unknown place"
+    rounds = "unknown" if deployment.rounds is None else deployment.rounds
+    law = deployment.participation.law or "unknown"
+    return (
+        f"{clip.kind or 'unknown'} clip{norm}, noise{size} at {place}, {rounds} rounds, "
+        f"participation {law}"
     )
-    level = noise.multiplier
-    if level is None and bound and (std := noise.std or noise.classical_std):
-        level = std / bound
-    size = "" if level is None else f" of multiplier {level:.4g}"
-    words.append(f"noise{size} at {noise.at or 'an unknown place'}")
-    rounds = "unknown" if given.rounds is None else f"{given.rounds}"
-    words.append(f"{rounds} rounds, participation {who.law or 'unknown'}")
-    return ", ".join(words)

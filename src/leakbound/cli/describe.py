@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -48,7 +49,9 @@ def command(entry: Entry) -> str:
         return f"leakbound audit plan.toml --out runs/{entry.name}"
     more = [f"--{entry.kind} {entry.name}"]
     if entry.kind == "defense":
-        more[0] += _first_setting(entry)
+        numbers = (p for p in entry.parameters if type(p.default) in (int, float))
+        for setting in islice(numbers, 1):
+            more[0] += f",{setting.name}={written(setting.default)}"
     if entry.kind == "attack" and is_malicious(entry):
         more.append("--malicious-server")
     return " ".join(["leakbound attack", *more, *filter(None, [NEEDS.get(entry.name)])])
@@ -67,10 +70,10 @@ def meanings(entry: Entry) -> dict[str, str]:
             thing for thing in vars(inspect.getmodule(build)).values() if inspect.isclass(thing)
         ]
         sources = [build, *(thing for thing in near if thing in _classes())]
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for source in sources:
-        found = parts(inspect.getdoc(source) or "").named("Args") | found
-    return found
+        known = parts(inspect.getdoc(source) or "").named("Args") | known
+    return known
 
 
 def required(entry: Entry) -> set[str]:
@@ -101,13 +104,6 @@ def _classes() -> frozenset[type]:
     kinds = ("attack", "defense")
     built = [entry.build for kind in kinds for entry in registry.entries(kind).values()]
     return frozenset(build for build in built if inspect.isclass(build))
-
-
-def _first_setting(entry: Entry) -> str:
-    for setting in entry.parameters:
-        if type(setting.default) in (int, float):
-            return f",{setting.name}={written(setting.default)}"
-    return ""
 
 
 def is_malicious(entry: Entry) -> bool:

@@ -46,36 +46,46 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
         domain=context.domain,
     )
     check_outputs(context, task, command.model)
-    given = client, dict(model.state_dict()), base, task, claims
+    client_and_claims = client, dict(model.state_dict()), base, task, claims
     how: dict[str, Any] = {"confidence": command.confidence, "seed": command.seed}
     with Bar(errors, "runs") as bar:
         if command.one_run:
-            found = epsilons.audit_one_run(*given, canaries=command.canaries, **how)
+            audit = epsilons.audit_one_run(*client_and_claims, canaries=command.canaries, **how)
         else:
-            found = epsilons.audit_many_runs(*given, runs=command.runs, watch=bar, **how)
-    found = replace(found, client=command.function)
+            audit = epsilons.audit_many_runs(
+                *client_and_claims, runs=command.runs, watch=bar, **how
+            )
+    audit = replace(audit, client=command.function)
     if command.json:
-        known = {"verdict": found.sentence, "code": found.code, "bounded": claims.bounded}
-        print(as_json(asdict(found) | known))
+        known = {"verdict": audit.sentence, "code": audit.code, "bounded": claims.bounded}
+        print(as_json(asdict(audit) | known))
     else:
-        _show(found, command.model)
-    return found.code
+        _show(audit, command.model)
+    return audit.code
 
 
 def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
     names = ("delta", "declared", "noise_multiplier", "sampling_rate", "steps")
     said = {name: getattr(command, name) for name in names} | {"rounds": command.rounds}
     if command.deployment is not None:
-        given, _ = file.read(command.deployment)
-        own = given.claim
-        local = given.local
-        stated = (own.delta, own.epsilon, given.noise.multiplier, local.rate, local.steps)
-        for name, value in zip(names, stated, strict=True):  # an option counts more than the file
+        deployment, _ = file.read(command.deployment)
+        claim = deployment.claim
+        local = deployment.local
+        stated = (claim.delta, claim.epsilon, deployment.noise.multiplier, local.rate, local.steps)
+        for name, value in zip(
+            names,
+            stated,
+            strict=True,
+        ):  # an option counts more than the file
             # An option at its default counts as not given.
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):
                 said[name] = value
-        covered = own.rounds or given.rounds or command.rounds
-        if said["declared"] == own.epsilon and own.epsilon is not None and command.rounds > covered:
+        covered = claim.rounds or deployment.rounds or command.rounds
+        if (
+            said["declared"] == claim.epsilon
+            and claim.epsilon is not None
+            and command.rounds > covered
+        ):
             raise ValueError(
                 f"rounds is {command.rounds}, and the claim in {str(command.deployment)!r} covers "
                 f"{covered}; give at most as many"
@@ -83,7 +93,10 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
     return epsilons.Claims(**said, replace=command.neighbors == "replace")
 
 
-def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Module:
+def _model(
+    command: options.AuditEpsilon,
+    context: audits.PlanContext,
+) -> nn.Module:
     built: nn.Module = registry.parse(
         "model",
         command.model,
@@ -98,15 +111,15 @@ def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Mod
     return model
 
 
-def _show(found: epsilons.EpsilonAudit, model: str) -> None:
+def _show(audit: epsilons.EpsilonAudit, model: str) -> None:
     rows = table("", right=["epsilon"])
     rows.add_column("from")
-    for name, value, source in found.lines:
+    for name, value, source in audit.lines:
         rows.add_row(name, value or "not given", safe(source))
-    runs = plural(found.runs, "run")
-    console.print(f"{brief(found.client)}: {runs} with {brief(model)}")
+    runs = plural(audit.runs, "run")
+    console.print(f"{brief(audit.client)}: {runs} with {brief(model)}")
     console.print(rows)
     console.print(
-        f"delta {found.claims.delta:g}; {found.confidence:.0%} confidence, all bounds together"
+        f"delta {audit.claims.delta:g}; {audit.confidence:.0%} confidence, all bounds together"
     )
-    console.print(f"[bold]{safe(found.sentence)}[/bold]")
+    console.print(f"[bold]{safe(audit.sentence)}[/bold]")

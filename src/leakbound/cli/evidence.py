@@ -76,7 +76,11 @@ def evidence(command: options.EvidenceCommand) -> int:
     return 0
 
 
-def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) -> list[str]:
+def _write(
+    out: Path,
+    content: EvidenceReport,
+    runs: Sequence[tuple[Run, str]],
+) -> list[str]:
     """Write the page after the files that it names with their digests; the names of these.
 
     `runs`: those of the subjects, and what their plan's file is called.
@@ -92,7 +96,13 @@ def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) 
     }
     beside = {
         annex: pages.annex(content, [run for run, _ in runs]).encode(),
-        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
+        DATA: json.dumps(
+            value,
+            indent=1,
+            sort_keys=True,
+            allow_nan=False,
+        ).encode()
+        + b"\n",
         CARD: pages.card(content).encode(),
         **plans,
     }
@@ -116,6 +126,7 @@ def _warn(subjects: Sequence[Subject]) -> None:
     """Say on the screen what does not hold, and what nobody stated."""
     from leakbound.report.evidence import STATEMENTS
 
+    silent = set()
     for subject in subjects:
         for one in subject.checks:
             if one.holds is False:
@@ -123,8 +134,9 @@ def _warn(subjects: Sequence[Subject]) -> None:
                     f"leakbound: {safe(subject.name)}: does not hold: {one.words} "
                     f"({safe(one.detail)})"
                 )
-    items = [item for subject in subjects for item in subject.declared.items]
-    silent = {one.name for one in items if one.status == "not stated" and one.name in STATEMENTS}
+        for item in subject.declared.items:
+            if item.status == "not stated" and item.name in STATEMENTS:
+                silent.add(item.name)
     if silent:
         errors.say(f"not stated: {', '.join(sorted(silent))}")
 
@@ -152,61 +164,67 @@ def _statements(texts: Sequence[str]) -> dict[str, str]:
     return statements
 
 
-def _audited(given: Sequence[Path]) -> list[EpsilonPart]:
+def _audited(paths: Sequence[Path]) -> list[EpsilonPart]:
     from leakbound.audit_epsilon import finding
     from leakbound.report.evidence.auxiliary import item
     from leakbound.report.evidence.parts import EpsilonPart, Status
 
-    if len(given) > MOST_AUDITED:
-        raise ValueError(f"audited names {len(given)} files; give at most {MOST_AUDITED}")
+    if len(paths) > MOST_AUDITED:
+        raise ValueError(f"audited names {len(paths)} files; give at most {MOST_AUDITED}")
     status: dict[str, Status] = {"declared": "declared", "bounded": "computed"}
     holds = {finding.CONSISTENT: True, finding.LEAKS: False, finding.UNKNOWN: None}
     parts = []
-    for path in given:
-        own = finding.read(path)
+    for path in paths:
+        audit = finding.read(path)
         items = tuple(
             item(name, value, status.get(name, "measured"), source)
-            for name, value, source in own.lines
+            for name, value, source in audit.lines
         )
-        about = own.claims.delta, own.confidence, holds[own.code], own.sentence
-        parts.append(EpsilonPart(own.client or path.name, *about, items))
+        about = audit.claims.delta, audit.confidence, holds[audit.code], audit.sentence
+        parts.append(EpsilonPart(audit.client or path.name, *about, items))
     return parts
 
 
-def _training(path: Path | None, run: Run, delta: float) -> DeclaredTraining | None:
+def _training(
+    path: Path | None,
+    run: Run,
+    delta: float,
+) -> DeclaredTraining | None:
     """What a deployment file says of all rounds, at a run's threshold."""
     if path is None:
         return None
     from leakbound.report.settings import DeclaredTraining
 
-    given, mistakes = file.read(path)
+    deployment, mistakes = file.read(path)
     bounds = [bound for a in run.assessments for bound in a.bounds]
     accepted = min((bound.accepted for bound in bounds if bound.accepted), default=None)
     guesses = [a.attained.baseline[1] for a in run.assessments if a.attained is not None]
-    guess = max(guesses, default=None)
-    rounds = given.rounds
-    noise = noise_of(given)
+    rounds = deployment.rounds
     rows: tuple[Row, ...] = ()
-    if guess is not None:
-        known = msgspec.structs.replace(given.record, kappa=guess)
-        rows = state(msgspec.structs.replace(given, record=known), delta=delta)
+    words = f"{path.name}: " + ("rounds not stated" if rounds is None else f"{rounds} rounds")
+    if guesses:
+        guess = max(guesses)
+        known = msgspec.structs.replace(deployment.record, kappa=guess)
+        rows = state(msgspec.structs.replace(deployment, record=known), delta=delta)
         kept = tuple(row for row in rows if row.unit in ("example", "person"))
         rows = kept or rows
-    said = [f"{WHO[row.audience]} at most {format_upper(row.rises[-1][1])}" for row in rows]
-    why = _why_not(rows, accepted, mistakes)
-    count = "rounds not stated" if rounds is None else f"{rounds} rounds"
-    said_of = ", ".join(dict.fromkeys(f"{OF[row.unit]}" for row in rows))
-    words = f"{path.name}: {count}"
-    if rows and guess is not None:
+    if rows:
+        units = ", ".join(dict.fromkeys(OF[row.unit] for row in rows))
+        said = [f"{WHO[row.audience]} at most {format_upper(row.rises[-1][1])}" for row in rows]
         words += (
-            f"; {said_of} is reconstructed over all rounds with a probability of "
+            f"; {units} is reconstructed over all rounds with a probability of "
             f"{'; '.join(said)}, if a guess without the training succeeds with at most "
             f"{format_upper(guess)}"
         )
-    return DeclaredTraining(path.name, rounds, noise, not why, f"{words}.", why)
+    why = _why_not(rows, accepted, mistakes)
+    return DeclaredTraining(path.name, rounds, noise_of(deployment), not why, f"{words}.", why)
 
 
-def _why_not(rows: Sequence[Row], accepted: float | None, mistakes: Sequence[Mistake]) -> str:
+def _why_not(
+    rows: Sequence[Row],
+    accepted: float | None,
+    mistakes: Sequence[Mistake],
+) -> str:
     """What keeps a declared training from being enough; empty if nothing does."""
     if accepted is None or not rows:
         return "the run has no bound that counts public examples, so no fixed guess is bounded"

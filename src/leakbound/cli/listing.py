@@ -30,17 +30,17 @@ NAMES = 18
 
 def listing(command: options.List) -> int:
     tables = catalog()
+    shown = tables
     if command.what is None:
-        found: Any = tables
         lines = _overview(tables)
     elif (kind := _kind(command.what)) is not None:
-        found = {kind: tables[kind]}
+        shown = {kind: tables[kind]}
         lines = _of_kind(kind, tables[kind])
     else:
-        found = _named(command.what, tables)
-        lines = (line for kind, rows in found.items() for line in _of_name(kind, rows[0]))
+        shown = _named(command.what, tables)
+        lines = (line for kind, rows in shown.items() for line in _of_name(kind, rows[0]))
     if command.json:
-        print(json.dumps(found, indent=1, default=str))
+        print(json.dumps(shown, indent=1, default=str))
     else:
         for line in lines:
             console.print(line, soft_wrap=True)
@@ -86,16 +86,16 @@ def _named(word: str, tables: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     Raises:
         ValueError: there is no such name; the message suggests some.
     """
-    found: dict[str, list[Row]] = {}
+    named: dict[str, list[Row]] = {}
     for kind, rows in tables.items():
-        own = [row for row in rows if word in (row["name"], row["name"].partition(":")[0])]
-        if own:
-            found[kind] = own
-    if not found:
+        some = [row for row in rows if word in (row["name"], row["name"].partition(":")[0])]
+        if some:
+            named[kind] = some
+    if not named:
         names = {row["name"] for rows in tables.values() for row in rows}
         near = closest(word, names | set(KINDS), "leakbound list")
         raise ValueError(f"there is no name {printable(word)!r}; {near}")
-    return found
+    return named
 
 
 def _overview(tables: Mapping[str, list[Row]]) -> Iterator[str]:
@@ -137,7 +137,8 @@ def _of_name(kind: str, row: Row) -> Iterator[str]:
     yield from _filled(row["summary"])
     entry = registry.entries(singular).get(row["name"]) if kind in KINDS[:3] else None
     if entry is None:
-        if example := _plain_example(kind, row["name"]):
+        if kind == "data":
+            example = f"leakbound attack --data {row['name']}"
             yield from ("", "[bold]Example[/bold]", f"  {escape(example)}")
         return
     said = parts(inspect.getdoc(entry.build) or "")
@@ -155,10 +156,6 @@ def _of_name(kind: str, row: Row) -> Iterator[str]:
     yield from ("", "[bold]Example[/bold]", f"  {escape(describe.command(entry))}")
 
 
-def _plain_example(kind: str, name: str) -> str:
-    return f"leakbound attack --data {name}" if kind == "data" else ""
-
-
 def _item(name: str, text: str) -> Iterator[str]:
     """A name and its text beside it; a long name has its text below."""
     if len(name) >= NAMES:
@@ -172,7 +169,12 @@ def _item(name: str, text: str) -> Iterator[str]:
 
 def _filled(text: str, indent: str = "") -> list[str]:
     line = printable(text)
-    wrapped = textwrap.wrap(line, _width(), initial_indent=indent, subsequent_indent=indent)
+    wrapped = textwrap.wrap(
+        line,
+        _width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+    )
     return [escape(part) for part in wrapped]
 
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from leakbound.cli.parser import Option
 
 Directory = Annotated[Path | None, Option("DIR")]
 File = Annotated[Path | None, Option("FILE")]
 Source = Annotated[str | None, Option("DATA")]
+Data = Annotated[str, Option("DATA")]
+Name = Annotated[str, Option("NAME")]
+Range = Annotated[tuple[float, float], Option("LOW HIGH")]
+Audiences = Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")]
+EVERYONE: Final = ("server", "clients")
 Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery", "bigram"]
 
 
@@ -100,13 +105,13 @@ class AttackOptions:
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
     """The attack; by default inverting_gradients. With --update you can name several; by default
     all that fit run, cheapest first."""
-    model: Annotated[str, Option("NAME")] = "mlp"
+    model: Name = "mlp"
     """A name, or package.module:build."""
-    data: Annotated[str, Option("DATA")] = "mnist5k"
+    data: Data = "mnist5k"
     """The data source."""
     schema: File = None
     """Schema of a table; by default the file of its name that ends in .toml."""
-    loss: Annotated[str, Option("NAME")] = "cross_entropy"
+    loss: Name = "cross_entropy"
     """What the client trains on. One of cross_entropy, bce, mse, l1, poisson, dense_cross_entropy,
     dice, next_token, token_cross_entropy (docs/label_inference.md). With --update also your own:
     package.module:function, or a class and settings, as in monai.losses:DiceLoss,sigmoid=true."""
@@ -155,7 +160,7 @@ class AttackOptions:
     XGBoost (docs/trees.md), for which no model is needed."""
     input_shape: Annotated[str, Option("SHAPE")] = ""
     """Shape of one input, such as 1,28,28. Needed where the update's file does not state it."""
-    input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
+    input_range: Range = (0.0, 1.0)
     """Range of the model's inputs."""
     vocabulary: int | None = None
     """Tokens of a language model: inputs are sequences of them, of the length --input-shape. With
@@ -251,7 +256,7 @@ class TrainPrior:
         "Output": "out",
     }
 
-    data: Annotated[str, Option("DATA")]
+    data: Data
     """The data source. Only the public part is used, which `leakbound audit` gives attackers."""
     out: Annotated[Path, Option("FILE")]
     """The .safetensors file to write. It is replaced only if leakbound wrote it."""
@@ -428,7 +433,7 @@ class TrainingOptions:
     protected."""
     labels_known: bool = False
     """The attacker knows the label. They choose a candidate per class."""
-    input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
+    input_range: Range = (0.0, 1.0)
     """Range of the inputs."""
     delta: float = 1e-5
     """Delta at which epsilon is shown."""
@@ -472,10 +477,7 @@ class BoundOptions(TrainingOptions):
     """pyproject.toml of a Flower app. Only its run config is read; no code runs."""
     nvflare: File = None
     """config_fed_client.json of an NVFlare job. Or its .conf, or privacy.json. No code runs."""
-    audience: Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")] = (
-        "server",
-        "clients",
-    )
+    audience: Audiences = EVERYONE
     """Who must not reconstruct: server, clients (and outsiders), or both."""
     noise_multiplier: float | None = None
     """Noise standard deviation / clip norm."""
@@ -517,10 +519,7 @@ class Calibrate(TrainingOptions):
     """The quantity to find: noise_multiplier, clip_norm, steps or sampling_rate."""
     deployment: File = None
     """A deployment file: find the noise multiplier for it, over all its rounds."""
-    audience: Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")] = (
-        "server",
-        "clients",
-    )
+    audience: Audiences = EVERYONE
     """With --deployment: who must not reconstruct."""
     unit: Annotated[
         Literal["client", "example", "any example", "person"] | None, Option("UNIT")
@@ -561,12 +560,12 @@ class AuditEpsilon:
     """What it is. "function" takes weights, batch and seed and returns the update; "training" takes
     model and dataset and trains the model, such as with Opacus; "flower" takes the batch and
     returns a NumPyClient."""
-    model: Annotated[str, Option("NAME")] = "mlp"
+    model: Name = "mlp"
     """The client's model: a name, or package.module:build."""
     weight_scale: float = 3.0
     """Factor of the model's first weights. Large weights give canaries gradients above the clip
     norm."""
-    data: Annotated[str, Option("DATA")] = "mnist5k"
+    data: Data = "mnist5k"
     """The client's examples: a data source."""
     examples: int = 8
     """Number of the client's other examples."""

@@ -110,7 +110,11 @@ def parse(options: type[T], words: Sequence[str], verb: str) -> T:
 
 def _parser(known: Iterable[Argument]) -> argparse.ArgumentParser:
     # argparse would end the process with its own text; an abbreviation may become ambiguous.
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
     parser._negative_number_matcher = NUMBER  # argparse's own takes -1e-3 for an option
     for argument in known:
         names = [argument.field]
@@ -130,7 +134,13 @@ def _parser(known: Iterable[Argument]) -> argparse.ArgumentParser:
 class _Several(argparse.Action):
     """An option of several values that is named again adds values."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+    def __call__(
+        self,
+        parser: Any,
+        namespace: Any,
+        values: Any,
+        option: Any = None,
+    ) -> None:
         held = getattr(namespace, self.dest)
         setattr(namespace, self.dest, [*(() if held is self.default else held), *values])
 
@@ -174,7 +184,11 @@ def _argument(field: dataclasses.Field[Any], hint: Any, text: str) -> Argument:
 
 
 def _metavar(
-    name: str, kind: type, choices: Sequence[str], nargs: int | str | None, positional: bool
+    name: str,
+    kind: type,
+    choices: Sequence[str],
+    nargs: int | str | None,
+    positional: bool,
 ) -> str:
     if choices:
         return "{" + ",".join(choices) + "}"

@@ -24,7 +24,12 @@ def train(command: options.TrainPrior) -> int:
         files.check(command.out)
     schema = None if command.schema is None else str(command.schema)
     context = PlanContext(
-        DataSpec(command.data, size=command.size, channels=command.channels, schema=schema)
+        DataSpec(
+            command.data,
+            size=command.size,
+            channels=command.channels,
+            schema=schema,
+        )
     )
     public = context.dataset.batch(context.splits["public"]) if context.public else None
     if public is None:

@@ -53,7 +53,7 @@ def bound(command: options.BoundOptions) -> int:
     with errors.status("bounding ..."):
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
-    found = {
+    result = {
         "setting": edges.setting,
         "delta": command.delta,
         "epsilon": private,
@@ -64,25 +64,35 @@ def bound(command: options.BoundOptions) -> int:
         "bound_scope": edges.bound_scope,
     }
     if command.json:
-        print(as_json(found))
+        print(as_json(result))
     else:
-        _show_bound(found, edges, examples, explain=command.explain)
+        _show_bound(result, edges, examples, explain=command.explain)
     if command.out is not None:
-        contents = as_json(found).encode(), _plot(edges, command)
-        write_results(command.out, dict(zip(FILES, contents, strict=True)), json=command.json)
+        contents = as_json(result).encode(), _plot(edges, command)
+        write_results(
+            command.out,
+            dict(
+                zip(
+                    FILES,
+                    contents,
+                    strict=True,
+                )
+            ),
+            json=command.json,
+        )
     return 0
 
 
 def calibration(command: options.Calibrate) -> int:
-    given = asdict(command)
+    settings = asdict(command)
     for name in ("deployment", "audience", "unit", "json", "target", "explain"):
-        del given[name]
+        del settings[name]
     with errors.status("calibrating ..."):
-        found = calibrate(command.target, **given)
+        calibrated = calibrate(command.target, **settings)
     if command.json:
-        print(as_json(found.plain()))
+        print(as_json(calibrated.plain()))
     else:
-        _show_calibration(found, explain=command.explain)
+        _show_calibration(calibrated, explain=command.explain)
     return 0
 
 
@@ -116,7 +126,12 @@ def bounded(
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     attacks = examples.attacks()
     thresholds = thresholds_of(command, examples.domain)
-    edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
+    edges = corridor(
+        setting,
+        [eta for _, eta in thresholds],
+        prior=prior,
+        attacks=attacks,
+    )
     rows: list[dict[str, Any]] = []
     for i, (words, eta) in enumerate(thresholds):
         matches = examples.matches(eta)
@@ -124,7 +139,7 @@ def bounded(
         rows.append(
             {
                 **words,
-                "log10_baseline": _log10(edges.log_kappa[i]),
+                "log10_baseline": _finite(float(edges.log_kappa[i]) / math.log(10)),
                 "attained": float(edges.attained[i]),
                 "attack": edges.attack[i],
                 "guess": float(edges.baseline[i]),
@@ -146,11 +161,21 @@ def thresholds_of(
         if command.eta:
             raise ValueError("eta holds mean squared errors, but the data have another distance")
         name = "psnr" if domain.parts is None else "share"
-        found = {Criterion.of(domain, **{name: value}) for value in getattr(command, name)}
-        rising = sorted(found, key=lambda one: -one.within)
+        criteria = {Criterion.of(domain, **{name: value}) for value in getattr(command, name)}
+        rising = sorted(criteria, key=lambda one: -one.within)
         return [({"reached": one.info.goal, "within": one.within}, one.within) for one in rising]
     width = width_of(command.input_range)
-    pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
+    pairs = [
+        (
+            psnr,
+            Target.of_psnr(
+                psnr,
+                0.5,
+                input_range=width,
+            ).eta,
+        )
+        for psnr in command.psnr
+    ]
     for eta in command.eta:
         positive("eta", eta)
         psnr = psnr_of_mse(eta, width)
@@ -163,30 +188,35 @@ def thresholds_of(
 
 
 def _show_bound(
-    found: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
+    result: dict[str, Any],
+    edges: Corridor,
+    examples: Examples,
+    *,
+    explain: bool,
 ) -> None:
-    console.print(_setting_line(edges, found["epsilon"], found["delta"], examples.source))
+    console.print(_setting_line(edges, result["epsilon"], result["delta"], examples.source))
     squared = examples.domain is None
     thresholds = ("PSNR dB", "MSE") if squared else ("reached",)
     shown = table(right=(*thresholds, *COLUMNS))
-    for row in found["thresholds"]:
+    for row in result["thresholds"]:
+        reached = [row.get("reached")]
+        if squared:
+            reached = [format_fixed(row["psnr"]), format_number(row["mse"])]
+        baseline = row["log10_baseline"]
+        upper = format_upper(row["bound"])
+        if row["bound"] == 0 and baseline is not None:  # it underflowed
+            upper = BELOW
         shown.add_row(
-            *(
-                (format_fixed(row["psnr"]), format_number(row["mse"]))
-                if squared
-                else (row["reached"],)
-            ),
-            "0"
-            if row["log10_baseline"] is None
-            else format_upper_log(row["log10_baseline"] * math.log(10)),
+            *reached,
+            "0" if baseline is None else format_upper_log(baseline * math.log(10)),
             format_lower(row["attained"]),
-            _upper(row),
+            upper,
             "" if row["matched"] is None else format_percent(row["matched"]),
             row["verdict"],
         )
     console.print(shown)
-    console.print(f"accepted probability: {found['accepted']:g}")
-    attacks = dict.fromkeys(row["attack"] for row in found["thresholds"] if row["attained"])
+    console.print(f"accepted probability: {result['accepted']:g}")
+    attacks = dict.fromkeys(row["attack"] for row in result["thresholds"] if row["attained"])
     console.print(f"attained by: {', '.join(attacks) or 'no attack'}")
     if examples.images is not None:
         noun = "image" if examples.domain is None else examples.domain.noun
@@ -194,82 +224,89 @@ def _show_bound(
             f"bound: no attacker exceeds it; matched: the share of the data that one fixed {noun} "
             "matches without any update"
         )
-    rare = [row for row in found["thresholds"] if row.get("rare")]
+    rare = [row for row in result["thresholds"] if row.get("rare")]
     if rare and isinstance(edges.prior, PublicSample):
         few = min(rare, key=lambda row: row["rare_rows"])
         words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
-    _show_membership(found["epsilon"], found["delta"], found["thresholds"])
-    _show_prior(found["prior"])
-    _show_scopes(edges, found["prior"], explain=explain)
+    verdicts = [row["verdict"] for row in result["thresholds"]]
+    _show_membership(result["epsilon"], result["delta"], *verdicts)
+    _show_prior(result["prior"])
+    _show_scopes(edges, result["prior"], explain=explain)
 
 
-def _upper(row: dict[str, Any]) -> str:
-    """The upper bound as text; a bound that underflows is small, but it is not 0."""
-    return (
-        BELOW
-        if row["bound"] == 0 and row["log10_baseline"] is not None
-        else format_upper(row["bound"])
-    )
-
-
-def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, Any]]) -> None:
+def _show_membership(
+    epsilon: float | None,
+    delta: float,
+    *verdicts: str,
+) -> None:
     """What "protected" does not cover if epsilon is large: whether an example took part."""
-    if any(row["verdict"].startswith("protected") for row in rows):
+    if any(word.startswith("protected") for word in verdicts):
         said = of_membership(math.inf if epsilon is None else epsilon, delta)
         if said:
             console.print(said)
 
 
-def _show_calibration(found: Calibration, *, explain: bool) -> None:
-    answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
-    edges = found.corridor
-    private = _finite(found.epsilon)
-    _show_public(found)
-    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
-    console.print(_setting_line(edges, private, found.delta, found.source))
-    console.print(_calibrated(found))
-    if found.solved == "steps" and found.setting.steps == MOST_STEPS:
+def _show_calibration(calibration: Calibration, *, explain: bool) -> None:
+    answer = {**asdict(calibration.setting), "clip_norm": calibration.clip_norm}[calibration.solved]
+    edges = calibration.corridor
+    private = _finite(calibration.epsilon)
+    _show_public(calibration)
+    console.print(
+        f"{escape(str(calibration.target))}: [bold]{calibration.solved} = {answer:.6g}[/bold]"
+    )
+    console.print(_setting_line(edges, private, calibration.delta, calibration.source))
+    console.print(_calibrated(calibration))
+    if calibration.solved == "steps" and calibration.setting.steps == MOST_STEPS:
         console.print(f"more than {MOST_STEPS} steps were not tried")
-    _show_left_out(found)
-    if found.matches is not None and found.matches.example > found.target.gamma:
-        model = " (--prior gallery)" if found.target.goal is None else ""
+    _show_left_out(calibration)
+    if calibration.matches is not None and calibration.matches.example > calibration.target.gamma:
+        model = " (--prior gallery)" if calibration.target.goal is None else ""
         console.print(
             "[bold]These examples look alike[/bold]: an attacker who has one of them matches "
             "others without any update. The answer holds for the prior named, not for such an "
             f"attacker{model}."
         )
-    if found.rare is not None and isinstance(edges.prior, PublicSample):
-        alone, names = found.rare
+    if calibration.rare is not None and isinstance(edges.prior, PublicSample):
+        alone, names = calibration.rare
         words = sentences.rare(alone, edges.prior.n, names)
-        console.print(f"at {found.target.goal}, {words}")
-    _show_prior(found.prior)
-    console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
-    _show_membership(private, found.delta, [{"verdict": found.verdict}])
-    _show_scopes(edges, found.prior, explain=explain)
+        console.print(f"at {calibration.target.goal}, {words}")
+    _show_prior(calibration.prior)
+    console.print(
+        f"verdict of `leakbound bound` on this answer: [bold]{calibration.verdict}[/bold]"
+    )
+    _show_membership(private, calibration.delta, calibration.verdict)
+    _show_scopes(edges, calibration.prior, explain=explain)
 
 
-def _calibrated(found: Calibration) -> Table:
-    edges = found.corridor
+def _calibrated(calibration: Calibration) -> Table:
+    edges = calibration.corridor
     shown = Table(show_edge=False, show_header=False)
     shown.add_row("upper bound: no attacker exceeds", format_upper(float(edges.bound[0]), 6))
     shown.add_row(f"attained by a {edges.attack[0]}", format_lower(float(edges.attained[0])))
     shown.add_row("prior-only baseline", format_upper_log(float(edges.log_kappa[0])))
-    shown.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
-    shown.add_row("clip norm", f"{found.clip_norm:.6g}")
-    if (blind := found.matches) is not None:
+    shown.add_row("noise standard deviation on the sum", f"{calibration.noise_std:.6g}")
+    shown.add_row("clip norm", f"{calibration.clip_norm:.6g}")
+    if (blind := calibration.matches) is not None:
         share = format_percent(max(blind.constant, blind.mean))
-        typical = "a constant or the mean image" if found.target.goal is None else "the typical one"
+        typical = (
+            "a constant or the mean image" if calibration.target.goal is None else "the typical one"
+        )
         shown.add_row(f"examples that {typical} matches", share)
         shown.add_row("examples that one other example matches", format_percent(blind.example))
-    if found.examples is not None:
-        shown.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
+    if calibration.examples is not None:
+        noise = calibration.identification_noise
+        less = calibration.less_noise
+        against = "none meets the target" if noise is None else f"{noise:.6g}"
+        if less is not None:
+            against += f" (this answer: {abs(less):.1%} {'less' if less >= 0 else 'more'})"
+        shown.add_row(f"noise against naming 1 of {calibration.examples} examples", against)
     return shown
 
 
-def _show_public(found: Calibration) -> None:
+def _show_public(calibration: Calibration) -> None:
     """What the answer rests on without a model: how many public examples."""
-    if (public := found.public) is None:
+    if (public := calibration.public) is None:
         return
     console.print(
         f"public examples: {public['needed']} are needed for this probability at least; here are "
@@ -280,15 +317,16 @@ def _show_public(found: Calibration) -> None:
     )
 
 
-def _show_left_out(found: Calibration) -> None:
-    if not found.left_out:
+def _show_left_out(calibration: Calibration) -> None:
+    if not calibration.left_out:
         return
-    one = len(found.left_out) == 1
+    count = len(calibration.left_out)
+    one = count == 1
     console.print(
-        f"[bold]{plural(len(found.left_out), 'example')} {'is' if one else 'are'} left out[/bold]: "
+        f"[bold]{plural(count, 'example')} {'is' if one else 'are'} left out[/bold]: "
         f"a constant image matches {'it' if one else 'each of them'} within the threshold, and no "
         "amount of noise protects such an example. The answer is for the other "
-        f"{found.examples}. Left out: {safe(listed(found.left_out))}"
+        f"{calibration.examples}. Left out: {safe(listed(calibration.left_out))}"
     )
 
 
@@ -296,14 +334,6 @@ def _show_prior(prior: str) -> None:
     """A prior that knows nothing about the data bounds no attacker who knows similar data."""
     if prior == UNIFORM:
         console.print(f"[bold]{UNINFORMED}[/bold]. Give --data.")
-
-
-def _less(found: Calibration) -> str:
-    noise = found.identification_noise
-    share = found.less_noise
-    if noise is None or share is None:
-        return "none meets the target" if noise is None else f"{noise:.6g}"
-    return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
 
 
 def _show_scopes(edges: Corridor, prior: str, *, explain: bool) -> None:
@@ -330,15 +360,19 @@ def _show_scope(name: str, scope: Scope) -> None:
         console.print(f"  {word}: {escape(text)}")
 
 
-def _setting_line(edges: Corridor, epsilon: float | None, delta: float, source: str | None) -> str:
+def _setting_line(
+    edges: Corridor,
+    epsilon: float | None,
+    delta: float,
+    source: str | None,
+) -> str:
     setting = edges.setting
     known = "" if source is None else f" of {safe(source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"
     return (
-        f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
-        f"step{'' if setting.steps == 1 else 's'} at rate {setting.sampling_rate:g} "
-        f"({setting.participation} participation), {examples_words(edges)}{known}: epsilon "
-        f"{private} at delta {delta:g}"
+        f"noise multiplier {setting.noise_multiplier:.6g}, {plural(setting.steps, 'step')} at rate "
+        f"{setting.sampling_rate:g} ({setting.participation} participation), "
+        f"{examples_words(edges)}{known}: epsilon {private} at delta {delta:g}"
     )
 
 
@@ -352,7 +386,3 @@ def _plot(edges: Corridor, command: options.BoundOptions) -> bytes:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _log10(log: float) -> float | None:
-    return _finite(float(log) / math.log(10))

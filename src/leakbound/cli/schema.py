@@ -23,11 +23,11 @@ def schema(command: options.SchemaOptions) -> int:
         raise ValueError(f"out is {str(out)!r}; name a file that ends in .toml, as in table.toml")
     check_files(out.parent, [out.name])
     with Bar(errors, "%") as bar:
-        found = Schema.infer(
+        draft = Schema.infer(
             path, command.target, watch=lambda done, size: bar(100 * done // size, 100, "reading")
         )
-    write_files(out.parent, {out.name: found.text().encode()})
-    _show(found)
+    write_files(out.parent, {out.name: draft.text().encode()})
+    _show(draft)
     console.say(f"schema: {brief(out)}")
     more = "" if out == beside else f" --schema {brief(shlex.quote(str(out)))}"
     source = brief(shlex.quote(f"table:{path}"))
@@ -38,16 +38,16 @@ def schema(command: options.SchemaOptions) -> int:
     return 0
 
 
-def _show(found: Schema) -> None:
+def _show(draft: Schema) -> None:
     shown = table("column", "kind", "values", "check")
-    columns = [(c.name, c.kind, _values(c)) for c in found.columns]
-    columns += [(name, "ignored", "") for name in found.ignore]
+    columns = [(c.name, c.kind, _values(c)) for c in draft.columns]
+    columns += [(name, "ignored", "") for name in draft.ignore]
     for name, kind, values in columns[:MOST_ROWS]:
-        shown.add_row(*map(brief, (name, kind, values, first(found.notes.get(name, " ")).strip())))
+        shown.add_row(*map(brief, (name, kind, values, first(draft.notes.get(name, " ")).strip())))
     if len(columns) > MOST_ROWS:
         shown.add_row(f"{len(columns) - MOST_ROWS} more")
-    classes = f"{len(found.classes)} classes" if found.classes else "a number"
-    shown.add_row(*map(brief, (found.target, "label", classes, found.notes[found.target])))
+    classes = f"{len(draft.classes)} classes" if draft.classes else "a number"
+    shown.add_row(*map(brief, (draft.target, "label", classes, draft.notes[draft.target])))
     console.print(shown)
 
 

@@ -48,7 +48,11 @@ class Bar:
 
     def __init__(self, console: Console, unit: str = "") -> None:
         self._unit = f" {unit}" if unit else ""
-        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        current = Column(
+            ratio=1,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         self._progress = Progress(
             BarColumn(20),
             MofNCompleteColumn(),
@@ -68,14 +72,23 @@ class Bar:
         self.total = 0
         self._current = "starting"
 
-    def __call__(self, done: int, total: int, current: str, left: float | None = None) -> None:
+    def __call__(
+        self,
+        done: int,
+        total: int,
+        current: str,
+        left: float | None = None,
+    ) -> None:
         self.done = done
         self.total = total
         self._current = printable(current)
         self._left = left
         self._at = time.monotonic()
         self._progress.update(
-            self._task, completed=done, total=total, description=escape(self._current)
+            self._task,
+            completed=done,
+            total=total,
+            description=escape(self._current),
         )
 
     @property
@@ -110,7 +123,11 @@ class Bar:
         while not self._ended.wait(EVERY):
             if not self.total:
                 passed = duration(time.monotonic() - self._began)
-                print(f"{self._current}: running for {passed}", file=sys.stderr, flush=True)
+                print(
+                    f"{self._current}: running for {passed}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 continue
             left = self.left
             words = "time left not known yet"
@@ -171,7 +188,12 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
             files.write(folder / name, content)
 
 
-def write_results(folder: Path, contents: Mapping[str, bytes], *, json: bool) -> None:
+def write_results(
+    folder: Path,
+    contents: Mapping[str, bytes],
+    *,
+    json: bool,
+) -> None:
     """Write the files of a result, and say so: on stderr if stdout is JSON."""
     write_files(folder, contents)
     out = errors if json else console

@@ -34,14 +34,24 @@ def table(*left: str, right: Sequence[str] = ()) -> Table:
     """A table whose cells fold; of its columns those to the `right` are flush right."""
     made = Table(show_edge=False)
     for head in (*left, *right):
-        made.add_column(head, justify="right" if head in right else "left", overflow="fold")
+        made.add_column(
+            head,
+            justify="right" if head in right else "left",
+            overflow="fold",
+        )
     return made
 
 
 def as_json(value: object) -> str:
     """A result as a command prints it with --json: equal results have equal bytes."""
     plain = msgspec.to_builtins
-    return json.dumps(value, default=plain, indent=1, sort_keys=True, allow_nan=False)
+    return json.dumps(
+        value,
+        default=plain,
+        indent=1,
+        sort_keys=True,
+        allow_nan=False,
+    )
 
 
 def safe(text: object) -> str:

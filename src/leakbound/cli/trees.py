@@ -73,13 +73,13 @@ def _record(seen: Revealed, measure: TreeMeasure | None) -> dict[str, Any]:
 
 def _region(seen: Revealed, leaf: LeafCount) -> list[str]:
     """A leaf's region in words: one condition for each feature."""
-    found = []
+    conditions = []
     for j, (low, high) in seen.trees[leaf.tree].region(leaf.leaf).items():
         least = "" if low == -math.inf else f"{low:.7g} <= "
-        found.append(
+        conditions.append(
             f"{least}{seen.model.name(j)}" + ("" if high == math.inf else f" < {high:.7g}")
         )
-    return found
+    return conditions
 
 
 def _show(name: str, seen: Revealed, measure: TreeMeasure | None) -> None:
@@ -87,18 +87,18 @@ def _show(name: str, seen: Revealed, measure: TreeMeasure | None) -> None:
         f"[bold]{brief(name)}[/bold]: {plural(len(seen.trees), 'tree')} of the client, "
         f"{len(seen.before)} received before; {brief(seen.model.objective or 'objective unknown')}"
     )
-    found = table("feature", right=["distinct thresholds", "lowest", "highest"])
+    shown = table("feature", right=["distinct thresholds", "lowest", "highest"])
     ordered = sorted(seen.thresholds.items(), key=lambda pair: -len(pair[1]))
     for j, t in ordered[:SHOWN]:
-        found.add_row(brief(seen.model.name(j)), str(len(t)), f"{t[0]:.7g}", f"{t[-1]:.7g}")
-    console.print(found)
+        shown.add_row(brief(seen.model.name(j)), str(len(t)), f"{t[0]:.7g}", f"{t[-1]:.7g}")
+    console.print(shown)
     if seen.counts:
-        found = table("region of a leaf", right=["tree", "rows if weight 1", "targets"])
+        shown = table("region of a leaf", right=["tree", "rows if weight 1", "targets"])
         for leaf in seen.counts[:SHOWN]:
             targets = "unknown" if leaf.targets is None else f"{leaf.targets:.7g}"
             words = brief(", ".join(_region(seen, leaf)) or "all rows")
-            found.add_row(words, str(leaf.tree), str(leaf.rows), targets)
-        console.print(found)
+            shown.add_row(words, str(leaf.tree), str(leaf.rows), targets)
+        console.print(shown)
     console.print(
         f"thresholds of {plural(len(ordered), 'feature')}, rows of {len(seen.counts)} leaves; "
         "--json prints all of them"
@@ -108,11 +108,11 @@ def _show(name: str, seen: Revealed, measure: TreeMeasure | None) -> None:
     if measure is None:
         console.print("To measure what is known of the rows, give --truth and --public.")
         return
-    found = table("measured with the truth", right=["share", "95 % interval", "n"])
+    shown = table("measured with the truth", right=["share", "95 % interval", "n"])
     for what, share in measure.shares.items():
         low, high = share.interval
-        found.add_row(what, f"{share.value:.3f}", f"{low:.3f} to {high:.3f}", str(share.n))
-    console.print(found)
+        shown.add_row(what, f"{share.value:.3f}", f"{low:.3f} to {high:.3f}", str(share.n))
+    console.print(shown)
     console.print(
         "For the share of entries known, give --public: other rows of the same kind."
         if measure.entries is None

@@ -38,7 +38,11 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
         super().__init__(**given, max_help_position=NAMES, width=_columns())
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_on_hyphens=False)  # --an-option stays whole
+        return textwrap.wrap(
+            text,
+            width,
+            break_on_hyphens=False,
+        )  # --an-option stays whole
 
 
 def overview(known: Mapping[str, tuple[type, str]]) -> str:
@@ -87,17 +91,27 @@ def summary(options: type) -> list[str]:
 
 def _page(usage: str, about: Iterable[str], groups: Mapping[str, Rows]) -> str:
     page = argparse.ArgumentParser(
-        usage=usage, description="\n\n".join(about), formatter_class=_Layout, add_help=False
+        usage=usage,
+        description="\n\n".join(about),
+        formatter_class=_Layout,
+        add_help=False,
     )
     for title, rows in groups.items():
         group = page.add_argument_group(title)
         for name, text in rows.items():
             # argparse formats help texts with %.
-            group.add_argument("row", metavar=name, help=text.replace("%", "%%"))
+            group.add_argument(
+                "row",
+                metavar=name,
+                help=text.replace("%", "%%"),
+            )
     return page.format_help().strip("\n")
 
 
-def _commands(known: Mapping[str, tuple[type, str]], names: Iterable[str]) -> Rows:
+def _commands(
+    known: Mapping[str, tuple[type, str]],
+    names: Iterable[str],
+) -> Rows:
     return {name: first(summary(known[name][0])[0]).replace("\n", " ") for name in names}
 
 

@@ -56,10 +56,10 @@ def listening() -> Iterator[Tapped]:
     if tapped is not None:
         yield tapped
         return
-    own = Tapped()
-    token = _OF_CALL.set(own)
+    tapped = []
+    token = _OF_CALL.set(tapped)
     try:
-        yield own
+        yield tapped
     finally:
         _OF_CALL.reset(token)
 
@@ -106,7 +106,12 @@ def distinct(tapped: Tapped) -> Batch:
     return Batch(batch.inputs[index], batch.labels[index])
 
 
-def one_batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
+def one_batch(
+    tapped: Tapped,
+    plan: LocalPlan,
+    who: str,
+    unit: Unit,
+) -> Batch:
     """The client's training examples, as one batch that the plan cuts in the same order.
 
     Raises:

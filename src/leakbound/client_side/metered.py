@@ -59,9 +59,17 @@ class ClientMeter:
         Raises:
             Exception: the measurement fails, and the defense gives no differential privacy.
         """
-        given = {"batch": batch, "defense": defense, "policy": self.policy, "findings": findings}
         try:
-            reading = measure(task, update, source=stream(0, "meter"), **given, **more)  # type: ignore[arg-type]
+            reading = measure(
+                task,
+                update,
+                source=stream(0, "meter"),
+                batch=batch,
+                defense=defense,
+                policy=self.policy,
+                findings=findings,
+                **more,
+            )
         except Exception as error:
             # an error that depends on the data would leak what the defense's noise does not cover
             if defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
@@ -70,21 +78,34 @@ class ClientMeter:
             return None, self.policy.decide(UNDECIDED, findings, NOT_MEASURED)
         return reading, reading.decision
 
-    def keep(self, who: str, number: int, decision: Decision, reading: Reading | None) -> None:
+    def keep(
+        self,
+        who: str,
+        number: int,
+        decision: Decision,
+        reading: Reading | None,
+    ) -> None:
         """Log the decision of a round on the client, and append it with its reading to the file."""
         reasons = list(decision.reasons)
         if self.logs:
-            notes = () if reading is None else reading.notes
-            words = "; ".join([*reasons, *({EXPERIMENT} & {*notes})]) or "no remarks"
+            verdict = "not measured"
+            words = [*reasons]
+            if reading is not None:
+                verdict = reading.verdict
+                words += {EXPERIMENT} & {*reading.notes}
             level = logging.INFO if decision.action == "send" else logging.WARNING
-            verdict = "not measured" if reading is None else reading.verdict
-            logger.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
+            remarks = "; ".join(words) or "no remarks"
+            logger.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, remarks)
         if self.path is not None:
             line: dict[str, Any] = {"action": decision.action, "reasons": reasons}
             line |= {} if reading is None else reading.record()
             files.append(self.path, line | {"schema": 1, "client": who, "round": number}, "client")
 
-    def released(self, decision: Decision, reading: Reading | None) -> dict[str, float]:
+    def released(
+        self,
+        decision: Decision,
+        reading: Reading | None,
+    ) -> dict[str, float]:
         """The numbers that leave: those of the reading, or of a refusal without one."""
         if not self.release or (reading is None and not decision.refused):
             return {}

@@ -64,13 +64,12 @@ class ClientRound:
         self.source = source
         self.anew = computes_anew(defense)
         self.rate = task.plan.learning_rate
-        self._state = None
+        self._state: Any
+        self._state, links = stored or (None, None)
         self._previous = None
-        if stored is not None:
-            self._state, links = stored
-            if links is not None:  # as resolved in an earlier round
-                pairs = zip(links, defense.links, strict=True)
-                self._previous = Chain(tuple(own if old is None else old for old, own in pairs))
+        if links is not None:  # as resolved in an earlier round
+            pairs = zip(links, defense.links, strict=True)
+            self._previous = Chain(tuple(link if old is None else old for old, link in pairs))
         if self.anew is None:
             state = defense.init(task) if self._state is None else self._state
             self.start, self._state = defense.begin(task, state, source)
@@ -78,8 +77,7 @@ class ClientRound:
     @property
     def start_weights(self) -> dict[str, Tensor]:
         """The weights from which the client trains, where they are not those that were sent."""
-        same = self.start is self.task
-        return {} if same else self.start.unflatten(self.start.parameters)
+        return {} if self.start is self.task else self.start.unflatten(self.start.parameters)
 
     def answer(
         self,
@@ -113,7 +111,13 @@ class ClientRound:
         ready = resolve(self.defense, self.task, examples or 1, self._previous)
         if self.anew is None:
             assert trained is not None  # only updates that are computed again need none
-            row = row_of(self.start, self.sent, trained, self.rate, is_change=is_change)
+            row = row_of(
+                self.start,
+                self.sent,
+                trained,
+                self.rate,
+                is_change=is_change,
+            )
             update = self._edited(ready, row, tapped)
         else:
             batch = one_batch(tapped, self.task.plan, repr(self.anew), self.defense.starts)
@@ -137,21 +141,20 @@ class ClientRound:
         `sizes` (P,) are what is sent (or close to it), and `step` the relative step of its type.
         """
         law = update.law
-        rate = self.rate
         if not isinstance(law, Gaussian | Laplace):
             return
         spread = law.scale if isinstance(law, Laplace) else torch.as_tensor(law.variance).sqrt()
         grid = step * sizes.abs().double()
-        moved = rate * torch.as_tensor(spread).double().cpu().expand(1, len(grid))[0]
+        moved = self.rate * torch.as_tensor(spread).double().cpu().expand(1, len(grid))[0]
         lost = (moved > 0) & (moved < LEAST_STEPS * grid)
         if bool(lost.any()):
-            text = (
+            kind = PrivateError if law.private else ValueError
+            raise kind(
                 f"noise of standard deviation {float(moved[lost][0]):.3g} in weights (learning "
-                f"rate {rate:g}) is lost in the rounding of weights of size "
-                f"{float(sizes[lost][0].abs()):.3g}; give more noise, a larger "
-                "learning rate, or send float64"
+                f"rate {self.rate:g}) is lost in the rounding of weights of size "
+                f"{float(sizes[lost][0].abs()):.3g}; give more noise, a larger learning rate, or "
+                "send float64"
             )
-            raise PrivateError(text) if law.private else ValueError(text)
 
     def kept(self, ready: Chain) -> tuple[Any, tuple[Defense | None, ...] | None] | None:
         """What the next round needs: the state, and the resolved links if they serve for several.
@@ -167,11 +170,11 @@ class ClientRound:
         return self._state, links
 
     def _edited(self, ready: Chain, row: Tensor, tapped: Tapped) -> Update:
-        reads = next((link for link in ready.links if link.uses_context), None)
         context = None
-        if reads is not None:
-            batch = one_batch(tapped, self.task.plan, repr(reads), Unit.CLIENT)
-            context = ClientContext(self.start, batch)
+        for link in ready.links:
+            if context is None and link.uses_context:
+                batch = one_batch(tapped, self.task.plan, repr(link), Unit.CLIENT)
+                context = ClientContext(self.start, batch)
         with _private():
             if context is not None:
                 check.finite("inputs", batch.inputs)

@@ -94,7 +94,11 @@ class Setup:
         check.positive(**{self.learning_rate: value})
         return float(value)
 
-    def task(self, named: Mapping[str, Tensor], config: Mapping[str, Any]) -> Task:
+    def task(
+        self,
+        named: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+    ) -> Task:
         """The task at the weights that the server sent; the model's own fill what `named` lacks."""
         model = self._fresh()
         own = trained(model)

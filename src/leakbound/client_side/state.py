@@ -61,7 +61,11 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) -> Any:
+def _value(
+    plain: Any,
+    tensors: Mapping[str, Tensor],
+    known: Mapping[str, type],
+) -> Any:
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:

@@ -64,7 +64,12 @@ def connected(address: str | None, workers: int) -> Iterator[int]:
                 _read_secret()
 
 
-def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
+def _connect(
+    ray: Any,
+    address: str | None,
+    workers: int,
+    folder: str,
+) -> None:
     try:
         if address is None:
             _start_here(ray, workers or os.cpu_count() or 1, folder)
@@ -76,7 +81,11 @@ def _connect(ray: Any, address: str | None, workers: int, folder: str) -> None:
                 address = canonicalize_bootstrap_address_or_die(address)
         local = _reach(address) in ("localhost", "127.0.0.1", "::1")
         with _loopback() if local else nullcontext():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+            )
     except (ConnectionError, RuntimeError, TimeoutError, AssertionError) as error:
         where = "can be started here" if address is None else f"is at the address {address!r}"
         raise ValueError(
@@ -195,7 +204,11 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     prefix = f"leakbound-ray-{os.getpid()}-"
     short = os.name == "nt" or len(os.fsencode(usual)) + len(prefix) <= PREFIX
     place = usual if short else "/tmp"
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(
+        prefix=prefix,
+        dir=place,
+        ignore_cleanup_errors=True,
+    )
 
 
 def one_line(error: BaseException) -> str:

@@ -67,8 +67,8 @@ def dispatch(
         if isinstance(event, Ready):
             held[event.worker] = deque()
         elif isinstance(event, Done):
-            own = held[event.worker]
-            own.remove(next(unit for unit in own if unit.id == event.result.id))
+            queue = held[event.worker]
+            queue.remove(next(unit for unit in queue if unit.id == event.result.id))
             yield event.result
         else:
             waiting.extendleft(reversed(list(held.get(event.worker, ()))[1:]))

@@ -29,7 +29,13 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Actors:
-    def __init__(self, plan: Plan, context: PlanContext, pictures: bool, count: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        context: PlanContext,
+        pictures: bool,
+        count: int,
+    ) -> None:
         self._plan = plan
         self._pictures = pictures
         _import_code(plan)
@@ -67,8 +73,8 @@ class Actors:
             return self._bury(worker, starting, error)
         if not starting:
             return Done(worker, answer)
-        node, found = answer
-        if (differs := difference(self._facts, found)) is not None:
+        node, its_facts = answer
+        if (differs := difference(self._facts, its_facts)) is not None:
             what, where, here, there = differs
             raise ValueError(
                 f"node {node} has {what} ({where} is {there} there and {here} here), so its "
@@ -106,7 +112,11 @@ class Actors:
 
 class Worker:
     def begin(
-        self, plan: Plan, pictures: bool, path: list[str], folder: str
+        self,
+        plan: Plan,
+        pictures: bool,
+        path: list[str],
+        folder: str,
     ) -> tuple[str, dict[str, Any]]:
         """Prepare for a plan; returns this node's name, and the facts on which records depend.
 

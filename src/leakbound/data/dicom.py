@@ -61,9 +61,9 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
                     f"image {name!r} is compressed in a way that no installed decoder reads "
                     f"({syntax[:64]}); save it uncompressed, or install pylibjpeg"
                 )
-            found = pydicom.dcmread(io.BytesIO(data))
-            _check(found, name)
-            return _values(found, pixels.pixel_array(found))
+            dataset = pydicom.dcmread(io.BytesIO(data))
+            _check(dataset, name)
+            return _values(dataset, pixels.pixel_array(dataset))
         except RefusedImage:
             raise
         except Exception as error:  # a broken file makes pydicom raise almost any exception
@@ -88,11 +88,11 @@ def _is_decoded(pixels: Any, syntax: str) -> bool:
         return False
 
 
-def _check(found: Any, name: str) -> None:
+def _check(dataset: Any, name: str) -> None:
     """Reject what is no single image, before memory is taken for its pixels."""
-    rows = found.Rows
-    columns = found.Columns
-    frames = int(found.get("NumberOfFrames") or 1)
+    rows = dataset.Rows
+    columns = dataset.Columns
+    frames = int(dataset.get("NumberOfFrames") or 1)
     if rows * columns > MAX_PIXELS:
         raise RefusedImage(
             f"image {name!r} declares {columns} x {rows} pixels; the limit is {MAX_PIXELS}: "
@@ -102,18 +102,20 @@ def _check(found: Any, name: str) -> None:
         raise RefusedImage(
             f"image {name!r} holds {frames} pictures; save the one that you mean as a file"
         )
-    kind = found.PhotometricInterpretation
+    kind = dataset.PhotometricInterpretation
     if kind not in (*_GRAY, *_COLOR):
         raise RefusedImage(f"image {name!r} has colors as {kind}; save it as gray values or RGB")
-    if kind in _COLOR and found.BitsStored != 8:
-        raise RefusedImage(f"image {name!r} has colors of {found.BitsStored} bits; save it with 8")
+    if kind in _COLOR and dataset.BitsStored != 8:
+        raise RefusedImage(
+            f"image {name!r} has colors of {dataset.BitsStored} bits; save it with 8"
+        )
 
 
-def _values(found: Any, pixels: np.ndarray) -> Tensor:
-    if found.PhotometricInterpretation in _COLOR:
+def _values(dataset: Any, pixels: np.ndarray) -> Tensor:
+    if dataset.PhotometricInterpretation in _COLOR:
         return torch.from_numpy(np.array(pixels, dtype=np.uint8)).permute(2, 0, 1)
-    steps = 2**found.BitsStored
+    steps = 2**dataset.BitsStored
     # Signed values begin at minus half of the range.
-    lowest = steps // 2 if found.PixelRepresentation else 0
+    lowest = steps // 2 if dataset.PixelRepresentation else 0
     values = (pixels.astype(np.float64) + lowest) / (steps - 1)
     return torch.from_numpy(values.clip(0, 1).astype(np.float32))[None]

@@ -68,7 +68,15 @@ def dirichlet(
     _enough(len(labels), clients, least)
     groups = _groups(labels)
     # By NumPy: `torch.distributions.Dirichlet` takes no generator.
-    draws = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
+    draws = np.random.default_rng(
+        int(
+            torch.randint(
+                2**63 - 1,
+                (1,),
+                generator=generator,
+            )
+        )
+    )
     alpha = np.full(clients, float(concentration))
     for _ in range(_TRIES):
         owner = torch.empty_like(labels)
@@ -85,7 +93,11 @@ def dirichlet(
     )
 
 
-def equal(count: int, clients: int, generator: torch.Generator) -> list[Tensor]:
+def equal(
+    count: int,
+    clients: int,
+    generator: torch.Generator,
+) -> list[Tensor]:
     """Split `count` images at random into clients whose sizes differ by at most one.
 
     Returns disjoint ascending index tensors, one per client, that together hold every image.

@@ -7,6 +7,7 @@ import math
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,14 +39,16 @@ def _images_file(path: Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"{str(path)!r} does not exist; check the path")
     names = sorted(f.name for f in folder.iterdir() if f.is_file() and f.name.startswith(start))
-    found = [n for n in names if "images" in n and "idx3" in n]
+    images = [n for n in names if "images" in n and "idx3" in n]
     # A file and its packed copy are not two choices: the plain one is read.
-    found = [n for n in found if n.removesuffix(".gz") == n or n.removesuffix(".gz") not in found]
-    if not found:
+    images = [
+        n for n in images if n.removesuffix(".gz") == n or n.removesuffix(".gz") not in images
+    ]
+    if not images:
         raise ValueError(f"{str(path)!r} holds no file with a name like train-images-idx3-ubyte")
-    if len(found) > 1:
-        raise ValueError(f"{str(path)!r} holds several images files; name one of {found}")
-    return folder / found[0]
+    if len(images) > 1:
+        raise ValueError(f"{str(path)!r} holds several images files; name one of {images}")
+    return folder / images[0]
 
 
 def _labels_file(images: Path) -> Path:
@@ -95,7 +98,7 @@ def _header(stream: Stream, path: Path, dimensions: int) -> tuple[int, ...]:
         )
     if len(head) < 4 + 4 * dimensions:
         raise ValueError(f"{str(path)!r} ends within its header; download it again")
-    shape = tuple(int.from_bytes(head[k : k + 4], "big") for k in range(4, len(head), 4))
+    shape = tuple(np.frombuffer(head, ">u4", offset=4).tolist())
     if min(shape) < 1:
         raise ValueError(f"{str(path)!r} declares shape {shape}; it holds no image")
     return shape

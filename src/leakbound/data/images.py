@@ -9,13 +9,13 @@ import io
 import math
 import os
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -30,11 +30,10 @@ from leakbound.data.raw import (
     RefusedImage,
     fit,
     interleave,
-    read_file,
     shape_after,
     within_limit,
 )
-from leakbound.tensors.archive import open_archive, open_member, take
+from leakbound.tensors.archive import Stream, open_archive, open_member, take
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,60 +84,31 @@ _FOLDER = {
 """Rule -> how many levels above the image the writer's folder is, and the form for errors."""
 
 
+Decoder = Callable[[bytes | bytearray, str], Tensor]
+
+
 @dataclass(frozen=True)
-class _Entry:
-    """An image: its name, with / between its folders, and functions that read and decode it."""
+class _File:
+    """A file of a folder or an archive: its name, with / between its folders, and what opens it."""
 
     name: str
-    read: Callable[[], bytes | bytearray]
-    decode: Callable[[bytes | bytearray, str], Tensor]
+    size: int
+    open: Callable[[], AbstractContextManager[Stream]]
 
-
-@dataclass
-class _Found:
-    """The files of a folder or an archive: images, and how many others of each type."""
-
-    images: list[_Entry] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)
-    folders: dict[str, Counter[str]] = field(default_factory=dict)
-
-    def add(
-        self, name: str, read: Callable[[], bytes | bytearray], head: Callable[[], bytes]
-    ) -> None:
-        """Take a file for an image by its ending, or without one by its first bytes."""
-        decoder = _decoder(name, head)
-        if decoder is not None:
-            self.images.append(_Entry(name, read, decoder))
-            return
-        kind = PurePosixPath(name).suffix.lower() or "without an ending"
-        self.others[kind] += 1
-        self.folder(_parent(name))[kind] += 1
-
-    def folder(self, name: str) -> Counter[str]:
-        """The types of other files in a folder, which has no image if nothing else is found."""
-        return self.folders.setdefault(name, Counter())
-
-    def check(self) -> None:
-        """Reject a folder without an image in it or below: its class would vanish."""
-        used = {str(place) for own in self.images for place in PurePosixPath(own.name).parents}
-        above = {str(place) for name in self.folders for place in PurePosixPath(name).parents}
-        for name, types in sorted(self.folders.items()):
-            if name in used or name == "." or (name in above and not types):
-                continue
-            held = f"only {_listed(types)}" if types else "no file"
+    def read(self) -> bytearray:
+        """All of it."""
+        if self.size > MAX_FILE:
             raise ValueError(
-                f"folder {_printable(name)!r} holds {held}, and no image that is read; save its "
-                "images as PNG or JPEG, or move the folder away"
+                f"image {self.name!r} declares {self.size} bytes; the limit is {MAX_FILE}: remove "
+                "it"
             )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was left out."""
-        if not self.others:
-            return ()
-        total = self.others.total()
-        what = "1 file of a type that is" if total == 1 else f"{total} files of types that are"
-        return (f"left out {what} not read: {_listed(self.others)}",)
+        with self.open() as stream:
+            data = take(stream, self.size)
+        if len(data) != self.size:
+            raise ValueError(
+                f"{self.name!r} declares {self.size} bytes, but holds {len(data)}; save it again"
+            )
+        return data
 
 
 def _listed(types: Counter[str]) -> str:
@@ -155,89 +125,87 @@ def read_folder(path: Path, options: Options) -> Raw:
     if not path.is_dir():
         raise ValueError(f"folder {str(path)!r} does not exist; check the path")
     root = path.resolve()
-    found = _Found()
+    members: list[_File | str] = []
     # Without `onerror`, a folder that cannot be read would be skipped silently.
     for here, folders, names in os.walk(root, onerror=_raised):
         for name in folders:
             # `os.walk` does not follow it, so its class would vanish.
             if (Path(here) / name).is_symlink():
                 raise ValueError(f"{name!r} is a link to a folder; put a copy in its place")
-        if _hidden(place := Path(here).relative_to(root).as_posix()):
-            continue
-        found.folder(place)
-        for name in names:
-            file = Path(here) / name
+        members.append(Path(here).relative_to(root).as_posix())
+        for file in map(Path(here).joinpath, names):
+            size = file.stat().st_size if file.is_file() else 0
             relative = file.relative_to(root).as_posix()
-            if _hidden(relative):
-                continue
-            if file.is_symlink() and file.suffix.lower() in ("", *SUFFIXES, *dicom.SUFFIXES):
-                _check_link(file, root, relative)
-            found.add(relative, partial(_read_file, file, relative), partial(_head, file))
-    return _collect(found, options)
-
-
-def _head(file: Path) -> bytes:
-    if not file.is_file():
-        return b""
-    with files.opened(file) as stream:
-        return stream.read(dicom.HEAD)
-
-
-def _check_link(file: Path, root: Path, name: str) -> None:
-    target = Path(os.path.realpath(file))  # of a link to itself, too
-    if not target.is_relative_to(root):
-        raise ValueError(
-            f"image {name!r} is a link to a file outside the folder; put a copy in its place"
-        )
-    if not target.exists():
-        raise ValueError(f"image {name!r} is a broken link; remove it")
-
-
-def _read_file(file: Path, name: str) -> bytearray:
-    if file.is_file():
-        _check_size(name, file.stat().st_size)
-    return read_file(file)
+            members.append(_File(relative, size, partial(_opened, file, root, relative)))
+    return _collect(*_sorted(members), options)
 
 
 def _raised(error: OSError) -> None:
     raise error
 
 
+def _opened(file: Path, root: Path, name: str) -> BinaryIO:
+    """The file, if it is no link that leaves the folder `root`."""
+    target = Path(os.path.realpath(file))  # of a link to itself, too
+    if not target.is_relative_to(root):
+        raise ValueError(
+            f"image {name!r} is a link to a file outside the folder; put a copy in its place"
+        )
+    if file.is_symlink() and not target.exists():
+        raise ValueError(f"image {name!r} is a broken link; remove it")
+    return files.opened(file)
+
+
 def read_zip(path: Path, options: Options) -> Raw:
     """Images inside a zip archive, as `read_folder`; macOS's own files are skipped."""
     with open_archive(path) as archive:
-        found = _Found()
-        total = 0
+        members: list[_File | str] = []
         for member in archive.infolist():
             # Some Windows programs write backslashes, against the zip format's specification.
             name = "/".join(part for part in member.filename.replace("\\", "/").split("/") if part)
-            if _hidden(name):
+            if member.is_dir():
+                members.append(name)
                 continue
-            found.folder(name if member.is_dir() else _parent(name))
-            if not member.is_dir():
-                head = partial(_head_of_member, archive, member)
-                found.add(name, partial(_read_member, archive, member), head)
-                if found.images and found.images[-1].name == name:
-                    _check_size(name, member.file_size)
-                    total += member.file_size
-        within_limit(f"the images of archive {str(path)!r}", total)
-        return _collect(found, options)
+            members.append(_File(name, member.file_size, partial(open_member, archive, member)))
+        images, others = _sorted(members)
+        within_limit(f"the images of archive {str(path)!r}", sum(file.size for file, _ in images))
+        return _collect(images, others, options)
 
 
-def _head_of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    with open_member(archive, member) as stream:
-        return bytes(take(stream, dicom.HEAD))
+def _sorted(
+    members: Iterable[_File | str],
+) -> tuple[list[tuple[_File, Decoder]], Counter[str]]:
+    """The images with what decodes them, and how many other files of each type there are.
 
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
-    with open_member(archive, member) as stream:
-        data = take(stream, member.file_size)
-    if len(data) != member.file_size:
+    Members are files, and names of folders. A folder without an image in it or below is rejected,
+    because its class would vanish.
+    """
+    images: list[tuple[_File, Decoder]] = []
+    folders: dict[str, Counter[str]] = {}
+    for member in members:
+        name = member if isinstance(member, str) else member.name
+        if _hidden(name):
+            continue
+        if isinstance(member, str):
+            folders.setdefault(name, Counter())
+            continue
+        types = folders.setdefault(_parent(name), Counter())
+        decoder = _decoder(member)
+        if decoder is None:
+            types[PurePosixPath(name).suffix.lower() or "without an ending"] += 1
+        else:
+            images.append((member, decoder))
+    used = {str(place) for file, _ in images for place in PurePosixPath(file.name).parents}
+    above = {str(place) for name in folders for place in PurePosixPath(name).parents}
+    for name, types in sorted(folders.items()):
+        if not images or name in used or name == "." or (name in above and not types):
+            continue
+        held = f"only {_listed(types)}" if types else "no file"
         raise ValueError(
-            f"{member.filename!r} in the archive declares {member.file_size} bytes, but holds "
-            f"{len(data)}; save the archive again"
+            f"folder {_printable(name)!r} holds {held}, and no image that is read; save its "
+            "images as PNG or JPEG, or move the folder away"
         )
-    return data
+    return images, sum(folders.values(), Counter())
 
 
 def _hidden(name: str) -> bool:
@@ -245,20 +213,19 @@ def _hidden(name: str) -> bool:
     return any(p == "__MACOSX" or (p.startswith(".") and p not in (".", "..")) for p in parts)
 
 
-def _decoder(
-    name: str, head: Callable[[], bytes]
-) -> Callable[[bytes | bytearray, str], Tensor] | None:
-    """What decodes a file of that name; None if it is of no type that is read."""
-    suffix = PurePosixPath(name).suffix.lower()
+def _decoder(file: _File) -> Decoder | None:
+    """What decodes a file, by its ending, or without one by its first bytes; None: nothing."""
+    suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in dicom.SUFFIXES:
         return dicom.decode
-    if suffix:
+    if suffix or not file.size:
         return decode if suffix in _readable() else None
     # DICOM files often have no ending.
-    begin = head()
-    if dicom.begins(begin):
+    with file.open() as stream:
+        head = bytes(take(stream, dicom.HEAD))
+    if dicom.begins(head):
         return dicom.decode
-    return decode if _is_picture(begin) else None
+    return decode if _is_picture(head) else None
 
 
 @cache
@@ -290,31 +257,32 @@ def _is_picture(head: bytes) -> bool:
     return any(test is not None and test(head[:16]) is True for test in tests)
 
 
-def _check_size(name: str, size: int) -> None:
-    if size > MAX_FILE:
-        raise ValueError(
-            f"image {name!r} declares {size} bytes; the limit is {MAX_FILE}: remove it"
-        )
-
-
-def _collect(found: _Found, options: Options) -> Raw:
+def _collect(
+    images: list[tuple[_File, Decoder]],
+    others: Counter[str],
+    options: Options,
+) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the image's folder, below the folder that all images share; 'all' at the top. A
     folder that names the writer (see `WRITERS`) is first removed from the path.
     """
-    if not found.images:
-        held = f" ({_listed(found.others)})" if found.others else ""
+    if not images:
+        held = f" ({_listed(others)})" if others else ""
         raise ValueError(f"it holds no image{held}; give files that end in {', '.join(SUFFIXES)}")
-    found.check()
-    entries = sorted(found.images, key=lambda entry: entry.name)
-    origins = [_origin(entry.name, options.writer) for entry in entries]
+    notes = []
+    if others:
+        count = others.total()
+        what = "1 file of a type that is" if count == 1 else f"{count} files of types that are"
+        notes.append(f"left out {what} not read: {_listed(others)}")
+    images.sort(key=lambda image: image[0].name)
+    origins = [_origin(file.name, options.writer) for file, _ in images]
     labels, names = _numbers(_classes([folders for _, folders in origins]))
     order = interleave(labels)[: options.limit]
-    dealt = [entries[k] for k in order.tolist()]
-    images, dark = _decode_all(dealt, options)
-    named = tuple(_printable(entry.name) for entry in dealt)
-    raw = Raw(images, labels[order], names, files=named, notes=(*found.notes, *dark))
+    dealt = [images[k] for k in order.tolist()]
+    pixels, dark = _decode_all(dealt, options)
+    named = tuple(_printable(file.name) for file, _ in dealt)
+    raw = Raw(pixels, labels[order], names, files=named, notes=(*notes, *dark))
     if options.writer is None:
         return raw
     writers, writer_names = _numbers([writer for writer, _ in origins])
@@ -379,21 +347,25 @@ def _pixels(image: Image, name: str) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterable[str]]:
+def _decode_all(
+    sources: list[tuple[_File, Decoder]], options: Options
+) -> tuple[Tensor, Iterable[str]]:
     """The images (N, C, H, W), and a note if those of 16 bits use only a part of their range."""
     images = torch.empty(0)  # its size is known once the first image is decoded
-    first = ""
     most = 0.0
-    wide = True
-    for k, entry in enumerate(entries):
-        name = entry.name
-        image = _scaled(entry, options.bits)
+    first = sources[0][0].name
+    for k, (file, decoder) in enumerate(sources):
+        name = file.name
+        image = decoder(file.read(), name)
+        # The header of a DICOM file says how many bits it uses.
+        wide = image.is_floating_point() and decoder is decode
+        if options.bits is not None:
+            image = _scaled(image, name, options.bits, wide)
         shape = shape_after(image.shape, options)
         if k == 0:
-            first = name
-            size = 4 * len(entries) * math.prod(shape)
-            within_limit(f"{len(entries)} images of {shape}", size)
-            images = torch.empty(len(entries), *shape)
+            size = 4 * len(sources) * math.prod(shape)
+            within_limit(f"{len(sources)} images of {shape}", size)
+            images = torch.empty(len(sources), *shape)
         channels, *sides = images.shape[1:]
         if [*shape[1:]] != sides:
             raise ValueError(
@@ -406,10 +378,8 @@ def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterab
                 "give channels = 1 (gray) or channels = 3 (RGB)"
             )
         images[k] = fit(image[None], options)[0]
-        # The header of a DICOM file says how many bits it uses.
-        wide = wide and image.is_floating_point() and entry.decode is decode
-        most = max(most, float(image.max())) if wide else most
-    if not wide or not 0 < most <= DARK or options.bits is not None:
+        most = max(most, float(image.max())) if wide else math.inf
+    if not 0 < most <= DARK or options.bits is not None:
         return images, ()
     bits = round(most * WIDE).bit_length()
     return images, (
@@ -418,20 +388,22 @@ def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterab
     )
 
 
-def _scaled(entry: _Entry, bits: int | None) -> Tensor:
-    """The image; values of 16 bits as parts of the range of `bits` bits."""
-    image: Tensor = entry.decode(entry.read(), entry.name)
-    if bits is None:
-        return image
-    if not image.is_floating_point() or entry.decode is not decode:
+def _scaled(
+    image: Tensor,
+    name: str,
+    bits: int,
+    wide: bool,
+) -> Tensor:
+    """Values of 16 bits as parts of the range of `bits` bits."""
+    if not wide:
         raise ValueError(
-            f"bits is {bits}, which image {entry.name!r} does not need: it has 8 bits, or its "
+            f"bits is {bits}, which image {name!r} does not need: it has 8 bits, or its "
             "header says how many; leave bits out"
         )
     scaled: Tensor = image * (WIDE / (2**bits - 1))
     if float(scaled.max()) > 1 + 1e-6:  # float32 rounds the quotient
         raise ValueError(
-            f"image {entry.name!r} has the value {float(image.max()) * WIDE:.0f}, but bits = "
+            f"image {name!r} has the value {float(image.max()) * WIDE:.0f}, but bits = "
             f"{bits} ends at {2**bits - 1}; give more bits"
         )
     return scaled.clamp(0, 1)

@@ -37,14 +37,14 @@ def read_npz(path: Path, options: Options) -> Raw:
 
 
 def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
-    found = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
-    if len(found) != 1:
+    members = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
+    if len(members) != 1:
         held = ", ".join(repr(info.filename) for info in archive.infolist()[:20])
         raise ValueError(
-            f"the archive holds {len(found)} arrays named {' or '.join(names)} (it holds: {held}); "
-            "give exactly one"
+            f"the archive holds {len(members)} arrays named {' or '.join(names)} (it holds: "
+            f"{held}); give exactly one"
         )
-    member = found[0]
+    member = members[0]
     array = read_array(archive, member, raw.MAX_BYTES)
     if array.dtype.kind == "b":
         raise ValueError(f"{member.filename!r} holds values of type bool; give whole numbers")
@@ -76,7 +76,8 @@ def _images(array: Array, bits: int | None) -> Tensor:
     values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))
     if values.ndim == 3:
         return values[:, None]
-    first, last = (values.shape[k] in (1, 3) if values.ndim == 4 else False for k in (1, -1))
+    first = values.ndim == 4 and values.shape[1] in (1, 3)
+    last = values.ndim == 4 and values.shape[-1] in (1, 3)
     if first == last:
         raise ValueError(
             f"images have shape {array.shape}, where the channels are "

@@ -96,31 +96,16 @@ def photo_masks(options: Options) -> Raw:
     writer.
     """
     tiles = photos(options)
+    filters: Any = importlib.import_module("skimage.filters")  # `photos` says if it is missing
     weights = torch.tensor(LUMA)[:, None, None]
-    luma = (tiles.inputs.float() * weights).sum(1).round().clamp(0, 255).long()
-    masks = torch.zeros_like(luma)
+    luma = (tiles.inputs.float() * weights).sum(1).round().clamp(0, 255).byte()
+    masks = torch.zeros(luma.shape, dtype=torch.int64)
     for photo in range(len(PHOTOS)):
-        own = tiles.labels == photo
-        masks[own] = (luma[own] > otsu(luma[own])).long()
+        of_photo = tiles.labels == photo
+        # The histogram of bytes has one bin for each value.
+        threshold = int(filters.threshold_otsu(luma[of_photo].numpy()))
+        masks[of_photo] = (luma[of_photo] > threshold).long()
     return Raw(tiles.inputs, masks, ("dark", "bright"), (), tiles.labels, tuple(PHOTOS))
-
-
-def otsu(values: Tensor) -> int:
-    """The threshold of whole numbers 0..255 with the largest variance between its two sides.
-
-    Source: Otsu 1979, equation 18.
-
-    Example:
-        >>> otsu(torch.tensor([0, 10, 10, 200, 210]))
-        10
-    """
-    counts = torch.bincount(values.flatten(), minlength=256).double()
-    below = counts.cumsum(0)
-    share = below / below[-1]
-    mass = (counts * torch.arange(256)).cumsum(0) / below[-1]
-    # An empty side makes it 0/0.
-    between = (mass[-1] * share - mass).square() / (share * (1 - share)).clamp_min(1e-12)
-    return int(between.argmax())
 
 
 def table(name: str, options: Options) -> Raw:
@@ -146,16 +131,16 @@ def table(name: str, options: Options) -> Raw:
         names = tuple(str(word) for word in bunch.target_names)
     columns = []
     for word, part in zip(bunch.feature_names, values.T, strict=True):
-        own, _, unit = str(word).rstrip(")").partition(" (")
+        name_of, _, unit = str(word).rstrip(")").partition(" (")
         kind = "integer" if (part % 1 == 0).all() else "continuous"
         columns.append(
             Column(
-                own,
+                name_of,
                 kind,
                 float(part.min()),
                 float(part.max()),
-                unit=unit or UNITS.get(own, ""),
-                sensitive=own in SENSITIVE,
+                unit=unit or UNITS.get(name_of, ""),
+                sensitive=name_of in SENSITIVE,
             )
         )
     low = values.min(0)
@@ -183,7 +168,13 @@ def german(options: Options) -> Raw:
 
 def _csv(package: str, file: str, side: int) -> tuple[Tensor, Tensor]:
     with gzip.open(_packaged(package, file), "rt", encoding="ascii") as stream:
-        rows = torch.from_numpy(np.loadtxt(stream, delimiter=",", dtype=np.uint8))
+        rows = torch.from_numpy(
+            np.loadtxt(
+                stream,
+                delimiter=",",
+                dtype=np.uint8,
+            )
+        )
     return rows[:, :-1].reshape(-1, 1, side, side), rows[:, -1].long()
 
 

@@ -63,7 +63,12 @@ class RefusedImage(ValueError):
     """An image that is no damage, but is not read; the message names it and the mend."""
 
 
-def expect(fits: bool, name: str, value: Tensor, wanted: str) -> None:
+def expect(
+    fits: bool,
+    name: str,
+    value: Tensor,
+    wanted: str,
+) -> None:
     """Raise a ValueError for a tensor that is not as wanted."""
     if not fits:
         raise ValueError(

@@ -22,6 +22,7 @@ import numpy as np
 
 from leakbound import check
 from leakbound._util import files
+from leakbound._util.text import printable
 from leakbound.data.values import NumberFormat
 from leakbound.domains.table import DECIMALS
 
@@ -75,28 +76,34 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
         yield _parquet(path)
         return
     # Excel writes a byte order mark; line ends must stay, as `csv` reads those in quotes itself.
-    with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
+    with (
+        files.opened(path) as raw,
+        TextIOWrapper(
+            raw,
+            "utf-8-sig",
+            newline="",
+        ) as text,
+    ):
         lines = _Lines(text)
-        # Both are read below by an error that comes before the true ones exist.
-        start = _Start(0, delimiter or ",", [])
+        # An error that comes before the true reader exists asks for its line.
         reader = csv.reader([])
         try:
-            start = _start(lines, delimiter)
-            given = chain(start.lines, lines)
+            delimiter = lines.start(delimiter)
             # Without `strict`, an unclosed quotation mark would swallow all rows after it.
             reader = csv.reader(
-                given, delimiter=start.delimiter, skipinitialspace=True, strict=True
+                lines,
+                delimiter=delimiter,
+                skipinitialspace=True,
+                strict=True,
             )
-            names = _header(next(reader, []), start.skipped + 1)
-            blocks = _blocks(reader, names, lines, raw.tell, start.skipped)
-            yield Rows(
-                names, start.delimiter, blocks, path.stat().st_size, lambda: _line_ends(path)
-            )
+            names = _header(next(reader, []), lines.skipped + 1)
+            blocks = _blocks(reader, names, lines, raw.tell)
+            yield Rows(names, delimiter, blocks, path.stat().st_size, lambda: _line_ends(path))
         except UnicodeDecodeError:
             line = _first_not_utf8(path)
             raise ValueError(f"line {line} is not UTF-8 text; save the file as UTF-8") from None
         except csv.Error as error:
-            line = start.skipped + reader.line_num
+            line = lines.skipped + reader.line_num
             raise ValueError(
                 f"line {line}: {error}; close every quotation mark, and keep values "
                 f"below {csv.field_size_limit()} characters"
@@ -104,12 +111,16 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
 
 
 class _Lines:
-    """Lines of a text. A row without an end cannot take all memory: `begun` is where it began."""
+    """Lines of a text. A row without an end cannot take all memory: `begun` is where it began.
+
+    `skipped`: how many lines come before the names of the columns.
+    """
 
     def __init__(self, text: TextIOWrapper) -> None:
         self.text = text
         self.taken = 0
         self.begun = 0
+        self.skipped = 0
         self._lines = self._read()
 
     def _read(self) -> Iterator[str]:
@@ -129,45 +140,39 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         return self._lines
 
+    def start(self, delimiter: str | None) -> str:
+        """Skip what comes before the names: a line `sep=;`, comments and empty lines.
 
-@dataclass(frozen=True)
-class _Start:
-    """How many lines come before the names of the columns, the delimiter, and the next lines."""
-
-    skipped: int
-    delimiter: str
-    lines: list[str]
-
-
-def _start(lines: _Lines, delimiter: str | None) -> _Start:
-    """Skip what comes before the names: a line `sep=;`, comments and empty lines."""
-    skipped = 0
-    comment = ""
-    first = list[str]()
-    for line in lines:
-        said = _SEPARATOR.fullmatch(line) if not skipped else None
-        if said and said[1] != (delimiter or said[1]):
+        Returns the delimiter, which the next lines show if it is not known.
+        """
+        comment = ""
+        first = list[str]()
+        for line in self:
+            said = _SEPARATOR.fullmatch(line) if not self.skipped else None
+            if said and said[1] != (delimiter or said[1]):
+                raise ValueError(
+                    f"line 1 is {line.strip()!r}, but the schema has delimiter = {delimiter!r}; "
+                    "write the file's delimiter in the schema"
+                )
+            if said:
+                check.one_of(DELIMITERS, delimiter=said[1])
+                delimiter = said[1]
+            elif line.startswith("#"):
+                comment = line
+            elif line.strip():
+                first.append(line)
+                break
+            self.skipped += 1
+        first += islice(self, _SNIFFED - 1)
+        self._lines = chain(first, self._lines)
+        delimiter = delimiter or _sniffed(first)
+        names = first[0] if first else ""
+        if comment and 1 < _width(comment, delimiter) == _width(names, delimiter):
             raise ValueError(
-                f"line 1 is {line.strip()!r}, but the schema has delimiter = {delimiter!r}; write "
-                "the file's delimiter in the schema"
+                f"line {self.skipped} begins with #: it may be a comment, or the names of the "
+                "columns; remove the #, or the line"
             )
-        if said:
-            check.one_of(DELIMITERS, delimiter=said[1])
-            delimiter = said[1]
-        elif line.startswith("#"):
-            comment = line
-        elif line.strip():
-            first.append(line)
-            break
-        skipped += 1
-    first += islice(lines, _SNIFFED - 1)
-    delimiter = delimiter or _sniffed(first)
-    if comment and 1 < _width(comment, delimiter) == _width(first[0] if first else "", delimiter):
-        raise ValueError(
-            f"line {skipped} begins with #: it may be a comment, or the names of the columns; "
-            "remove the #, or the line"
-        )
-    return _Start(skipped, delimiter, first)
+        return delimiter
 
 
 def _width(line: str, delimiter: str) -> int:
@@ -175,7 +180,10 @@ def _width(line: str, delimiter: str) -> int:
 
 
 def _blocks(
-    reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int], skipped: int
+    reader: Any,
+    names: tuple[str, ...],
+    lines: _Lines,
+    done: Callable[[], int],
 ) -> Iterator[RowBlock]:
     size = max(_FEWEST, _VALUES // len(names))
     seen = False
@@ -187,7 +195,7 @@ def _blocks(
         if len(row) != len(names):
             if not row:  # an empty line
                 continue
-            line = skipped + reader.line_num
+            line = lines.skipped + reader.line_num
             if row[0].startswith("#"):
                 raise ValueError(f"line {line} is a comment, {row[0][:40]!r}; remove it")
             raise ValueError(
@@ -195,15 +203,35 @@ def _blocks(
                 "give one for each column, and quote values that hold the delimiter"
             )
         rows.append(row)
-        numbers.append(skipped + reader.line_num)
+        numbers.append(lines.skipped + reader.line_num)
         if len(rows) == size or lines.taken - begun > _LONGEST:
-            yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+            yield RowBlock(
+                numbers,
+                dict(
+                    zip(
+                        names,
+                        zip(*rows, strict=True),
+                        strict=True,
+                    )
+                ),
+                done(),
+            )
             rows = []
             numbers = []
             seen = True
             begun = lines.taken
     if rows:
-        yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+        yield RowBlock(
+            numbers,
+            dict(
+                zip(
+                    names,
+                    zip(*rows, strict=True),
+                    strict=True,
+                )
+            ),
+            done(),
+        )
     elif not seen:
         raise ValueError("it holds a header, but no row; give at least one")
 
@@ -227,22 +255,22 @@ def _sniffed(lines: Sequence[str]) -> str:
 
     def fit(delimiter: str) -> tuple[bool, int]:
         try:
-            found = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+            widths = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
         except csv.Error:
-            found = []
-        widths = found[: -1 if len(lines) == _SNIFFED else None] or [0]  # the last may be cut
+            widths = []
+        widths = widths[: -1 if len(lines) == _SNIFFED else None] or [0]  # the last may be cut
         return len(set(widths)) == 1 < widths[0], widths[0]
 
     return max(DELIMITERS, key=fit)
 
 
 def _line_ends(path: Path) -> int:
-    found = 1
+    count = 1
     with files.opened(path) as stream:
         while part := stream.read(1 << 20):
             # A line end that two parts share counts twice, which keeps this an upper bound.
-            found += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
-    return found
+            count += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
+    return count
 
 
 def _first_not_utf8(path: Path) -> int:
@@ -279,7 +307,18 @@ def _parquet(path: Path) -> Rows:
                 texts = [list(map(_text, column.to_pylist())) for column in batch.columns]
                 lines = range(at + 1, at + 1 + batch.num_rows)
                 at = at + batch.num_rows
-                yield RowBlock(lines, dict(zip(names, texts, strict=True)), at, "row")
+                yield RowBlock(
+                    lines,
+                    dict(
+                        zip(
+                            names,
+                            texts,
+                            strict=True,
+                        )
+                    ),
+                    at,
+                    "row",
+                )
         if not at:
             raise ValueError("it holds no row; give at least one")
 
@@ -293,7 +332,7 @@ def _parquet_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        said = printable(str(error))[:200]
         raise ValueError(f"it is no Parquet table that can be read ({said})") from None
 
 

@@ -19,7 +19,7 @@ from leakbound._util.text import printable, toml
 from leakbound.data import rows
 from leakbound.data.values import MISSING, ColumnTexts, DraftedFormat, NumberFormat
 from leakbound.domains import Column, TableDomain
-from leakbound.domains.table import DECIMALS, EPOCH, day
+from leakbound.domains.table import DECIMALS, EPOCH, day, middle_and_spread
 from leakbound.randomness import stream, uniform
 
 FEW = 20
@@ -113,7 +113,11 @@ class Schema:
     delimiter: str = ","
     target_decimal: str = "."
     target_unit: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: Mapping[str, str] = field(
+        default_factory=dict,
+        compare=False,
+        repr=False,
+    )
 
     def __post_init__(self) -> None:
         names = [column.name for column in TableDomain(self.columns).columns]
@@ -143,27 +147,27 @@ class Schema:
         what = f"schema {str(path)!r}"
         table = files.read_toml(Path(path), what)
         try:
-            given = table.pop("columns", [])
-            if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
+            columns = table.pop("columns", [])
+            if not isinstance(columns, list) or not all(isinstance(row, dict) for row in columns):
                 raise ValueError("columns is no list of tables; write each below [[columns]]")
             known = [f.name for f in fields(cls) if f.name not in ("columns", "notes")]
             settled = _checked("the schema", table, known)
             if "target" not in settled:
                 raise ValueError('it has no target; add target = "NAME" with the label\'s column')
-            return cls(tuple(map(_column, given)), **settled)
+            return cls(tuple(map(_column, columns)), **settled)
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from None
 
     @classmethod
     def confirmed_by(cls, path: Path | str) -> Self:
         """As `load`, but a draft is refused: no verdict rests on one."""
-        found = cls.load(path)
-        if not found.confirmed:
+        schema = cls.load(path)
+        if not schema.confirmed:
             raise ValueError(
                 f"schema {str(path)!r} is a draft, on which no verdict rests; set confirmed = true "
                 "after you checked it"
             )
-        return found
+        return schema
 
     @property
     def domain(self) -> TableDomain:
@@ -179,17 +183,15 @@ class Schema:
             f"delimiter = {toml(self.delimiter)}",
             f"target = {toml(self.target)}{notes.get(self.target, '')}",
             f"classes = {toml(self.classes)}",
-            *self._label_lines(),
-            *(["ignore = [", *ignored, "]"] if ignored else ["ignore = []"]),
         ]
+        if self.target_decimal != ".":
+            lines.append(f"target_decimal = {toml(self.target_decimal)}")
+        if self.target_unit:
+            lines.append(f"target_unit = {toml(self.target_unit)}")
+        lines += ["ignore = [", *ignored, "]"] if ignored else ["ignore = []"]
         for column in self.columns:
             lines += ["", "[[columns]]", *_lines(column, notes.get(column.name, ""))]
         return ("" if self.confirmed else HEAD) + "\n".join(lines) + "\n"
-
-    def _label_lines(self) -> Iterator[str]:
-        for name, default in (("target_decimal", "."), ("target_unit", "")):
-            if getattr(self, name) != default:
-                yield f"{name} = {toml(getattr(self, name))}"
 
     def save(self, path: Path) -> None:
         """Write it to a file; a file that leakbound did not write stays unchanged.
@@ -202,7 +204,11 @@ class Schema:
 
     @classmethod
     def infer(
-        cls, path: Path | str, target: str | None = None, *, watch: Watch = lambda done, size: None
+        cls,
+        path: Path | str,
+        target: str | None = None,
+        *,
+        watch: Watch = lambda done, size: None,
     ) -> Self:
         """Draft the schema of a CSV or Parquet file; memory does not grow with its rows.
 
@@ -225,8 +231,8 @@ class Schema:
             with rows.opened(Path(path)) as table:
                 forms = _forms(table, lambda done, size: watch(done, 2 * size))
             with rows.opened(Path(path)) as table:
-                found = _seen(table, forms, lambda done, size: watch(size + done, 2 * size))
-                return cls(**_draft(found, target), delimiter=table.delimiter)
+                columns = _seen(table, forms, lambda done, size: watch(size + done, 2 * size))
+                return cls(**_draft(columns, target), delimiter=table.delimiter)
         except OSError as error:
             raise ValueError(
                 f"{what} cannot be read: {error.strerror or error}; check the path"
@@ -235,8 +241,12 @@ class Schema:
             raise ValueError(f"{what}: {error}") from None
 
 
-def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _checked(
+    where: str,
+    row: Mapping[str, Any],
+    known: Sequence[str],
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     check.known_keys(where, row, known)
     for key, value in row.items():
         kind, words = _TYPES.get(key, (float, "a finite number"))
@@ -247,8 +257,8 @@ def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[s
             right = -1e308 <= value <= 1e308
         if not right or (kind is list and not all(isinstance(item, str) for item in value)):
             raise ValueError(f"{where}: {key} is {str(value)[:60]!r}; give {words}")
-        found[key] = tuple(value) if kind is list else kind(value)
-    return found
+        values[key] = tuple(value) if kind is list else kind(value)
+    return values
 
 
 def _column(row: Mapping[str, Any]) -> Column:
@@ -258,7 +268,7 @@ def _column(row: Mapping[str, Any]) -> Column:
         raise ValueError(f"a column has name {name!r}; give the name in the file's header")
     what = f"column {name!r}"
     settled = dict(row)
-    for key in (key for key in row if key in _DATED):
+    for key in (key for key in _DATED if key in row):
         value = row[key]
         # Exact type: a date with a time of day is a date, too.
         if (type(value) is date) != dated:
@@ -301,8 +311,7 @@ class _Seen:
     numbers: int = 0
     texts: int = 0
     missing: int = 0
-    low: float = np.inf
-    high: float = -np.inf
+    limits: tuple[float, float] = (np.inf, -np.inf)
     others: tuple[float, float] = (np.inf, -np.inf)
     example: str = ""
     whole: bool = True
@@ -311,36 +320,39 @@ class _Seen:
     digits: set[int] = field(default_factory=set)
     odd: list[str] = field(default_factory=list)
 
-    def add(self, block: rows.RowBlock, at: NDArray[Any], place: NDArray[Any]) -> None:
-        values = block.values[self.name]
+    def add(
+        self,
+        block: rows.RowBlock,
+        at: NDArray[Any],
+        place: NDArray[Any],
+    ) -> None:
+        """Count the values of a block; its rows `at` go to these places of the sample."""
+        texts = block.values[self.name]
+        self._count(set(texts))
         choice = self.choice
         if choice.reading is None:
-            missing = sum(map(MISSING.__contains__, values))
+            missing = sum(map(MISSING.__contains__, texts))
             self.missing += missing
-            self.texts += len(values) - missing
-            self._count(set(values))
+            self.texts += len(texts) - missing
             return
-        found = choice.reading.read(values)
-        empty = np.isnan(found)
-        texts = [k for k in np.flatnonzero(empty).tolist() if values[k] not in MISSING]
-        for k in texts[: SHOWN - len(self.odd)]:
-            self.odd.append(f"{values[k][:40]!r} in {block.word} {block.lines[k]}")
-        self.texts += len(texts)
-        self.missing += int(empty.sum()) - len(texts)
-        known = found[~empty]
-        if len(known):
-            self.numbers += len(known)
-            self.low = min(self.low, float(known.min()))
-            self.high = max(self.high, float(known.max()))
-            self.whole = self.whole and not (known % 1).any()
-        if choice.other is not None and len(known):
-            again = choice.other.read(values)
-            least, most = self.others
-            self.others = min(least, float(np.nanmin(again))), max(most, float(np.nanmax(again)))
-            differ = np.flatnonzero((again != found) & ~empty).tolist()
-            self.example = self.example or next((values[k] for k in differ), "")
-        self.sample[place] = found[at]
-        self._count(set(values))
+        values = choice.reading.read(texts)
+        self.sample[place] = values[at]
+        empty = np.isnan(values)
+        odd = [k for k in np.flatnonzero(empty).tolist() if texts[k] not in MISSING]
+        for k in odd[: SHOWN - len(self.odd)]:
+            self.odd.append(f"{texts[k][:40]!r} in {block.word} {block.lines[k]}")
+        self.texts += len(odd)
+        self.missing += int(empty.sum()) - len(odd)
+        if empty.all():
+            return
+        self.numbers += int((~empty).sum())
+        self.limits = _wider(self.limits, values)
+        self.whole = self.whole and not (values[~empty] % 1).any()
+        if choice.other is not None:
+            again = choice.other.read(texts)
+            self.others = _wider(self.others, again)
+            differ = np.flatnonzero((again != values) & ~empty).tolist()
+            self.example = self.example or next((texts[k] for k in differ), "")
 
     def _count(self, values: set[str]) -> None:
         new = values - MISSING - (self.levels or set())  # levels seen before say nothing new
@@ -361,7 +373,13 @@ class _Seen:
         reading = self.choice.reading
         if reading is None or reading.format or not self.whole or self.texts:
             return ()
-        numbers = dict(zip(known, reading.read([*known]).tolist(), strict=True))
+        numbers = dict(
+            zip(
+                known,
+                reading.read([*known]).tolist(),
+                strict=True,
+            )
+        )
         return tuple(sorted(known, key=numbers.__getitem__)) if 1 < len(known) <= FEW else ()
 
     @property
@@ -404,23 +422,25 @@ class _Seen:
             return None, "; ".join((why, *choice.said))
         if len(levels) == present > FEW:
             return None, "; ".join(("text that no two rows share: an identifier", *choice.said))
-        names = tuple(sorted(levels))
-        asks = [*(() if self.codes else choice.said), *([self.quasi] if self.quasi else [])]
-        column = Column(self.name, "categorical", levels=names, missing=self.missing > 0)
-        return column, "; ".join((*(["codes, as some begin with 0"] * self.codes), *asks))
+        column = Column(
+            self.name, "categorical", levels=tuple(sorted(levels)), missing=self.missing > 0
+        )
+        said = ("codes, as some begin with 0",) if self.codes else choice.said
+        return column, "; ".join(filter(None, (*said, self.quasi)))
 
     def _number(self, reading: NumberFormat) -> tuple[Column | None, str]:
-        if self.low == self.high:
-            return None, f"every value is {day(self.low) if reading.format else f'{self.low:g}'}"
-        whole = self.whole and self.high - self.low <= EXACT
+        low, high = self.limits
+        if low == high:
+            return None, f"every value is {day(low) if reading.format else f'{low:g}'}"
+        whole = self.whole and high - low <= EXACT
         kind = "date"
         if not reading.format:
             kind = "integer" if whole else "continuous"
         column = Column(
             self.name,
             kind,
-            self.low,
-            self.high,
+            low,
+            high,
             unit=reading.unit,
             missing=self.missing > 0,
             decimal=reading.decimal,
@@ -430,15 +450,19 @@ class _Seen:
         sample = self.sample[~np.isnan(self.sample)]
         if len(sample):
             with np.errstate(over="ignore"):
-                low, middle, high = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
-                # Normal values have quartiles 1.349 deviations apart; others may have none apart.
-                spread = float(f"{(high - low) / 1.349 or sample.std():.6g}")
+                middle, spread = middle_and_spread(torch.from_numpy(sample))
+            spread = float(f"{spread:.6g}")
             known = spread if 0 < spread < np.inf else None
             typical = round(middle) if reading.format else float(f"{middle:.6g}")
             column = replace(column, typical=typical, spread=known)
         return column, "; ".join(filter(None, self._notes(reading, whole, sample)))
 
-    def _notes(self, reading: NumberFormat, whole: bool, sample: NDArray[Any]) -> Iterator[str]:
+    def _notes(
+        self,
+        reading: NumberFormat,
+        whole: bool,
+        sample: NDArray[Any],
+    ) -> Iterator[str]:
         yield from self.choice.said
         if self.choice.other is not None and self.example:
             yield self.two_readings(reading, self.choice.other)
@@ -452,16 +476,22 @@ class _Seen:
             yield "ask: an identifier? No two rows share a value"
         elif self.whole and not whole:
             yield "whole numbers over a range that float32 inputs round"
-        if self.digits == {8} and _dates([f"{value:08.0f}" for value in sample.tolist()]):
+        compact = [f"{value:08.0f}" for value in sample.tolist()] if self.digits == {8} else []
+        if compact and not np.isnan(NumberFormat(format=COMPACT).read(compact)).any():
             yield f'ask: dates? Then kind = "date", format = "{COMPACT}", low and high as dates'
         yield self.quasi
         if self.texts:
             yield f"{self.texts} values are no number, such as {', '.join(self.odd)}: mend them"
 
-    def two_readings(self, reading: NumberFormat, other: NumberFormat, key: str = "decimal") -> str:
+    def two_readings(
+        self,
+        reading: NumberFormat,
+        other: NumberFormat,
+        key: str = "decimal",
+    ) -> str:
         """The question which of two readings is right, and what to set for the other one."""
         text = self.example
-        one, two = (own.read([text])[0] for own in (reading, other))
+        one, two = (choice.read([text])[0] for choice in (reading, other))
         least, most = self.others
         if other.format:
             return (
@@ -474,28 +504,36 @@ class _Seen:
         )
 
 
-def _dates(texts: Sequence[str]) -> bool:
-    return bool(texts) and not np.isnan(NumberFormat(format=COMPACT).read(texts)).any()
+def _wider(
+    limits: tuple[float, float],
+    values: NDArray[Any],
+) -> tuple[float, float]:
+    """The limits of values so far and of more."""
+    return min(limits[0], float(np.nanmin(values))), max(limits[1], float(np.nanmax(values)))
 
 
 def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
     """How each column is read, after a first look at all rows."""
-    found = {name: ColumnTexts() for name in table.names}
+    columns = {name: ColumnTexts() for name in table.names}
     for block in table.blocks:
-        for name, own in found.items():
-            own.add(block.values[name])
+        for name, texts in columns.items():
+            texts.add(block.values[name])
         watch(block.done, table.size)
     # A column that shows its decimal mark decides for those that fit both.
-    needed = {own.mark for own in found.values()} - {""}
+    needed = {texts.mark for texts in columns.values()} - {""}
     mark = needed.pop() if len(needed) == 1 else "."
-    return {name: own.choice(mark) for name, own in found.items()}
+    return {name: texts.choice(mark) for name, texts in columns.items()}
 
 
-def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
+def _seen(
+    table: rows.Rows,
+    choices: Mapping[str, DraftedFormat],
+    watch: Watch,
+) -> list[_Seen]:
     size = min(SAMPLE, SAMPLES // len(table.names))
     count = 0
     source = stream(0, "schema")  # the same file gives the same draft
-    found = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
+    columns = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
     # float32 would round the row numbers of a long file.
     double = torch.empty(0, dtype=torch.float64)
     for block in table.blocks:
@@ -503,11 +541,11 @@ def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) 
         drawn = uniform((len(row),), source, like=double).numpy() * (row + 1)
         place = np.where(row < size, row, drawn.astype(np.int64))  # Vitter 1985, algorithm R
         kept = np.flatnonzero(place < size)
-        for one in found:
-            one.add(block, kept, place[kept])
+        for column in columns:
+            column.add(block, kept, place[kept])
         count += len(row)
         watch(block.done, table.size)
-    return found
+    return columns
 
 
 def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
@@ -516,24 +554,26 @@ def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
     notes = {name: note for name, (_, note) in drafts.items() if note}
     fit = [name for name, column in columns.items() if column.kind != "date"]
     name = target
+    said = []
     if name is None:
         name = fit[-1] if fit else ""
+        said.append("ask whether this is the label")
     if name not in fit:
         why = notes.get(name, "") if name in drafts else check.closest(name, drafts)
         why = "a date is no label" if name in columns else why
         raise ValueError(f"target is {name!r}, which cannot be the label; {why}")
     label = columns.pop(name)
-    own = next(one for one in seen if one.name == name)
+    facts = next(one for one in seen if one.name == name)
     if not columns:
         raise ValueError(f"no column is left beside the label {name!r}; give at least one")
-    said = ["ask whether this is the label"] if target is None else []
-    said += [f"{own.missing} rows have no label: leave them out"] if own.missing else []
-    number = not (label.categorical or own.few)
-    said += _of_number(own) if number else []
+    if facts.missing:
+        said.append(f"{facts.missing} rows have no label: leave them out")
+    number = not (label.categorical or facts.few)
+    said += _of_number(facts) if number else []
     return {
         "columns": tuple(columns.values()),
         "target": name,
-        "classes": label.levels or own.few,
+        "classes": label.levels or facts.few,
         "target_decimal": label.decimal if number else ".",
         "target_unit": label.unit if number else "",
         "ignore": tuple(name for name, (column, _) in drafts.items() if column is None),

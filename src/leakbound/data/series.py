@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from leakbound.data.raw import Options, Raw
 from leakbound.randomness import normal, stream, uniform
@@ -46,14 +45,11 @@ def ecg(options: Options) -> Raw:
     series = torch.zeros(COUNT, len(times))
     for wave in range(5):
         height, place, width = kinds[:, wave].unsqueeze(-1).unbind(1)
-        own = height * heights[:, :, wave]
+        sizes = height * heights[:, :, wave]
         for beat in range(BEATS):
             apart = (times - peaks[:, beat : beat + 1] - place) / width
-            series += own[:, beat : beat + 1] * torch.exp(-0.5 * apart.square())
+            series += sizes[:, beat : beat + 1] * torch.exp(-0.5 * apart.square())
     drift = 0.05 * torch.sin(2 * torch.pi * (0.1 + 0.3 * draws[:, 2:]) * times)
     series += drift + 0.01 * normal((COUNT, len(times)), stream(0, "ecg", "noise"))
-    return Raw(_scaled(series)[:, None], labels, ("normal", "abnormal"))
-
-
-def _scaled(millivolts: Tensor) -> Tensor:
-    return ((millivolts - LOWEST) / (HIGHEST - LOWEST)).clamp(0, 1)
+    scaled = ((series - LOWEST) / (HIGHEST - LOWEST)).clamp(0, 1)
+    return Raw(scaled[:, None], labels, ("normal", "abnormal"))

@@ -168,7 +168,12 @@ class Dataset(Raw):
         expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
         check.finite("labels", self.labels)
 
-    def _check_names(self, noun: str, numbers: Tensor, names: tuple[str, ...]) -> None:
+    def _check_names(
+        self,
+        noun: str,
+        numbers: Tensor,
+        names: tuple[str, ...],
+    ) -> None:
         """Check numbers of classes or writers, one for each example or pixel, against names."""
         what = "labels" if noun == "class" else f"{noun}s"
         masks = numbers.ndim == 3 and numbers.shape[1:] == self.inputs.shape[2:]
@@ -189,7 +194,7 @@ class Dataset(Raw):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
-        facts = (tuple(self.inputs.shape), *(own for own in (self.columns, self.words) if own))
+        facts = (tuple(self.inputs.shape), *(fact for fact in (self.columns, self.words) if fact))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
         # Little-endian, so that the digest does not depend on the machine.
         labels = "<i8" if self.classes else "<f4"
@@ -221,7 +226,13 @@ class Dataset(Raw):
         inputs = self.inputs[indices]
         labels = self.labels[indices]
         files = tuple(self.files[k] for k in indices.tolist()) if self.files else ()
-        return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
+        return replace(
+            self,
+            inputs=inputs,
+            labels=labels,
+            writers=writers,
+            files=files,
+        )
 
     def batch(self, indices: Tensor) -> Batch:
         """The examples at the given indices as one client's batch."""
@@ -285,7 +296,7 @@ def load(
     options = Options(size, channels, limit, writer, schema, bits)
     try:
         read = named.read(*path, options)
-        found = _dataset(source, read, options)
+        dataset = _dataset(source, read, options)
     except OSError as error:
         file = "" if error.filename is None else f" {str(error.filename)!r}"
         raise ValueError(
@@ -294,9 +305,9 @@ def load(
         ) from error
     except ValueError as error:
         raise ValueError(f"data source {source!r}: {error}") from error
-    for note in found.notes:
+    for note in dataset.notes:
         warnings.warn(f"data source {source!r}: {note}", stacklevel=1)  # one place: said once
-    return found
+    return dataset
 
 
 def at_path(source: str) -> bool:

@@ -13,7 +13,13 @@ from leakbound import check
 from leakbound.randomness import permutation, stream
 
 
-def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -> dict[str, Tensor]:
+def split(
+    count: int,
+    fractions: Mapping[str, float],
+    *,
+    seed: int,
+    name: str,
+) -> dict[str, Tensor]:
     """Disjoint random indices into `count` examples, one tensor per part.
 
     The parts follow each other in one permutation and end at the rounded cumulative fractions. A
@@ -54,7 +60,10 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
     return parts
 
 
-def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+def without_copies(
+    parts: Mapping[str, Tensor],
+    inputs: Tensor,
+) -> dict[str, Tensor]:
     """Remove from each part the examples that equal one of an earlier part.
 
     Disjoint indices are not enough if a data set holds one image twice. Copies within a part stay.
@@ -67,14 +76,14 @@ def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Ten
         [3]
     """
     seen: set[bytes] = set()
-    found = {}
+    kept = {}
     for part, indices in parts.items():
-        own = [hashlib.sha256(inputs[i].numpy().tobytes()).digest() for i in indices]
-        found[part] = indices[torch.tensor([key not in seen for key in own], dtype=torch.bool)]
-        if len(indices) and not len(found[part]):
+        digests = [hashlib.sha256(inputs[i].numpy().tobytes()).digest() for i in indices]
+        kept[part] = indices[torch.tensor([key not in seen for key in digests], dtype=torch.bool)]
+        if len(indices) and not len(kept[part]):
             raise ValueError(
                 f"each of the {len(indices)} examples of the part {part!r} is a copy of one in "
                 "another part; give more different examples"
             )
-        seen.update(own)
-    return found
+        seen.update(digests)
+    return kept

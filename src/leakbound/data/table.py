@@ -45,7 +45,7 @@ def _check_names(names: Sequence[str], schema: Schema) -> None:
     known = {*wanted, *schema.ignore}
     for name in wanted:
         if name not in names:
-            others = [own for own in names if own not in known]
+            others = [other for other in names if other not in known]
             near = check.closest(name, others) if others else "give the schema of this file"
             raise ValueError(f"it has no column {name!r}, which the schema names; {near}")
     for name in names:
@@ -84,7 +84,7 @@ def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
             break
     else:
         # Only a file that was read to its end shows this.
-        if gone := [name for name, found in seen.items() if not found]:
+        if gone := [name for name, any_value in seen.items() if not any_value]:
             raise ValueError(f"column {gone[0]!r} is missing in every row; name it in ignore")
     return Raw(inputs[:count], labels[:count], schema.classes, schema.columns)
 
@@ -96,9 +96,9 @@ def _archive(path: Path, schema: Schema) -> Iterator[rows.Rows]:
         held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         # A table may also have two columns of these names.
         whole = set(held) == {"inputs", "labels"} != set(wanted)
-        own = {name: held[name] for name in (held if whole else wanted) if name in held}
-        raw.within_limit(f"archive {str(path)!r}", sum(info.file_size for info in own.values()))
-        arrays = {name: read_array(archive, info, raw.MAX_BYTES) for name, info in own.items()}
+        members = {name: held[name] for name in (held if whole else wanted) if name in held}
+        raw.within_limit(f"archive {str(path)!r}", sum(info.file_size for info in members.values()))
+        arrays = {name: read_array(archive, info, raw.MAX_BYTES) for name, info in members.items()}
     if whole:
         inputs = arrays["inputs"]
         if inputs.ndim != 2 or inputs.shape[1] != len(schema.columns):
@@ -132,7 +132,12 @@ def _label(schema: Schema) -> Column:
     )
 
 
-def _put(part: Array, column: Column, values: Array, empty: float) -> None:
+def _put(
+    part: Array,
+    column: Column,
+    values: Array,
+    empty: float,
+) -> None:
     """Write values as inputs (N, width); `empty` stands for a missing number, beside its flag."""
     gone = np.isnan(values)
     if column.categorical:
@@ -174,7 +179,13 @@ def _is_missing(column: Column, text: str) -> bool:
     return column.missing and text in MISSING
 
 
-def _why(column: Column, text: str, value: float, low: float, high: float) -> str:
+def _why(
+    column: Column,
+    text: str,
+    value: float,
+    low: float,
+    high: float,
+) -> str:
     """What is wrong with a value, and the mend."""
     shown = repr(text[:60])
     if np.isnan(value):

@@ -31,9 +31,9 @@ _SENTENCE = re.compile(r"(?<=[.!?:])\s+")
 
 def topics(options: Options) -> Raw:
     """The sentences of Python's help texts (`pydoc_data.topics`), about 2,700 of 16 words."""
-    from pydoc_data.topics import topics as found
+    from pydoc_data.topics import topics as texts
 
-    text = "\n\n".join(found[name] for name in sorted(found))
+    text = "\n\n".join(texts[name] for name in sorted(texts))
     return sequences(_sentences(text), options, full=True)
 
 
@@ -78,7 +78,12 @@ def _patterns() -> tuple[Any, Any]:
     return regex.compile(_BOUNDARY), regex.compile(_SHOWN)
 
 
-def sequences(records: Sequence[str], options: Options, *, full: bool = False) -> Raw:
+def sequences(
+    records: Sequence[str],
+    options: Options,
+    *,
+    full: bool = False,
+) -> Raw:
     """Records as sequences of `size` words, lower case, padded or cut; one for each record.
 
     `full` leaves out records that would be padded.
@@ -89,18 +94,18 @@ def sequences(records: Sequence[str], options: Options, *, full: bool = False) -
     if options.channels is not None:
         raise ValueError("text has no channels; leave them out")
     places = options.size or PLACES
-    found = [words(record)[:places] for record in records]
-    found = [own for own in found if len(own) >= (places if full else 2)]
-    if not found:
+    texts = [words(record)[:places] for record in records]
+    texts = [text for text in texts if len(text) >= (places if full else 2)]
+    if not texts:
         raise ValueError("it holds no line with two words or more; give a text, one record a line")
-    counts = Counter(word for own in found for word in own)
+    counts = Counter(word for text in texts for word in text)
     # Ties go by the word: the order of the lines then does not matter. Two places are taken.
     kept = sorted(counts, key=lambda word: (-counts[word], word))[: MOST_WORDS - 2]
     names = (PADDING, UNKNOWN, *kept)
     number = {word: k for k, word in enumerate(names)}
-    tokens = torch.zeros(len(found), places, dtype=torch.int64)
-    for row, own in zip(tokens, found, strict=True):
-        row[: len(own)] = torch.tensor([number.get(word, 1) for word in own])
+    tokens = torch.zeros(len(texts), places, dtype=torch.int64)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = torch.tensor([number.get(word, 1) for word in text])
     return Raw(tokens, next_labels(tokens, 0), names, words=names)
 
 

@@ -127,14 +127,14 @@ class NumberFormat:
         if self.format:
             return _each(texts, self._day)
         # There a point separates thousands, and `float` would take 1.234 for a fraction.
-        found = None if self.decimal == "," and "." in "".join(texts) else floats(texts)
-        return _each(texts, self._number) if found is None else found
+        values = None if self.decimal == "," and "." in "".join(texts) else floats(texts)
+        return _each(texts, self._number) if values is None else values
 
     def _day(self, text: str) -> float:
-        found = _day(text, self.format)
-        if found > self.latest and "%y" in self.format:
+        day = _day(text, self.format)
+        if day > self.latest and "%y" in self.format:
             return _day(text, self.format, centuries_back=1)
-        return found
+        return day
 
     def _number(self, text: str) -> float:
         body = plain(text)
@@ -157,12 +157,13 @@ def floats(texts: Sequence[str]) -> NDArray[Any] | None:
         ([1000.0, -0.5, nan], None, None)
     """
     try:
-        found = np.fromiter(map(float, map(_NAN.get, texts, texts)), np.float64, len(texts))
+        values = np.fromiter(map(float, map(_NAN.get, texts, texts)), np.float64, len(texts))
     except ValueError:
         return None
     joined = "".join(texts)
     # `float` also reads other scripts, 1_0 and inf: the rules below decide on those.
-    return found if joined.isascii() and "_" not in joined and not np.isinf(found).any() else None
+    plain = joined.isascii() and "_" not in joined
+    return values if plain and not np.isinf(values).any() else None
 
 
 def plain_numbers(texts: Sequence[str]) -> NDArray[Any]:
@@ -172,13 +173,13 @@ def plain_numbers(texts: Sequence[str]) -> NDArray[Any]:
         >>> plain_numbers(["1.5", "1,234"]).tolist()
         [1.5, nan]
     """
-    found = floats(texts)
-    return _each(texts, _plain_number) if found is None else found
+    values = floats(texts)
+    return _each(texts, _plain_number) if values is None else values
 
 
 def _plain_number(text: str) -> float:
-    found = floats([text])
-    return np.nan if found is None else float(found[0])
+    value = floats([text])
+    return np.nan if value is None else float(value[0])
 
 
 def plain(text: str) -> str:
@@ -188,10 +189,10 @@ def plain(text: str) -> str:
         >>> plain("\u2212\u0661\u202f\u0662\u0663\u0664")
         '-1 234'
     """
-    found = text.strip() if text.isascii() else text.translate(_PLAIN).strip()
-    if found.isascii():
-        return found
-    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in found)
+    line = text.strip() if text.isascii() else text.translate(_PLAIN).strip()
+    if line.isascii():
+        return line
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in line)
 
 
 def is_beyond(text: str) -> bool:
@@ -224,18 +225,18 @@ def _number(text: str, decimal: str) -> float:
     for mark in (" ", "'", other):
         body = body.replace(mark, "")
     try:
-        found = float(sign + body.replace(decimal, "."))
+        value = float(sign + body.replace(decimal, "."))
     except ValueError:  # no digit
         return np.nan
-    return found if np.isfinite(found) else np.nan
+    return value if np.isfinite(value) else np.nan
 
 
 def _parts(text: str) -> tuple[str, str] | None:
     """A plain text as number and unit, such as ("-5", "€") for "-€5"; None if it is neither."""
-    found = _DIGITS.search(text)
-    if found is None or len(text) > _LONGEST:
+    digits = _DIGITS.search(text)
+    if digits is None or len(text) > _LONGEST:
         return None
-    before = text[: found.start()]
+    before = text[: digits.start()]
     sign = ""
     if before[:1] in ("-", "+"):
         sign = before[0]
@@ -243,14 +244,14 @@ def _parts(text: str) -> tuple[str, str] | None:
     elif before[-1:] in ("-", "+"):
         sign = before[-1]
         before = before[:-1]
-    after = text[found.end() :].strip()
+    after = text[digits.end() :].strip()
     name = before.strip()
     money = name == "%" or (unicodedata.category(name[-1:] or " ") == "Sc" and len(name) <= 4)
     money |= re.fullmatch(" ?[A-Z]{3} ", before) is not None
     # Only a currency or a percent sign may stand before its number.
     if (name and (after or not money)) or (after and not _is_unit(after)):
         return None
-    return sign + found[0], name or after
+    return sign + digits[0], name or after
 
 
 def _form(text: str) -> tuple[str, str] | None:
@@ -258,11 +259,12 @@ def _form(text: str) -> tuple[str, str] | None:
     parts = _parts(_BEYOND.sub("", text, count=1))
     if parts is None:
         return None
-    values = {mark: _number(parts[0], mark) for mark in DECIMALS}
+    digits, unit = parts
+    values = {mark: _number(digits, mark) for mark in DECIMALS}
     marks = "".join(mark for mark, value in values.items() if not np.isnan(value))
     if not marks:
         return None
-    return "" if values["."] == values[","] else marks, parts[1]
+    return "" if values["."] == values[","] else marks, unit
 
 
 class _TextKind(NamedTuple):
@@ -282,8 +284,17 @@ def _look(text: str) -> _TextKind:
         return _TextKind()
     counted = _COUNTED.match(body) is not None
     if formats := formats_of(body):
-        return _TextKind(None, formats, time=_TIME.search(body) is not None, counted=counted)
-    return _TextKind(_form(body), beyond=_BEYOND.search(body) is not None, counted=counted)
+        return _TextKind(
+            None,
+            formats,
+            time=_TIME.search(body) is not None,
+            counted=counted,
+        )
+    return _TextKind(
+        _form(body),
+        beyond=_BEYOND.search(body) is not None,
+        counted=counted,
+    )
 
 
 def _is_unit(text: str) -> bool:
@@ -296,9 +307,9 @@ def _is_unit(text: str) -> bool:
 def _day(text: str, form: str, centuries_back: int = 0) -> float:
     """The day since 1970 that a date in this format names; NaN if it is none."""
     try:
-        found = datetime.strptime(_TIME.sub("", plain(text)), form).date()
+        date = datetime.strptime(_TIME.sub("", plain(text)), form).date()
         # 29 February may not exist then, which is an error, too.
-        return found.replace(year=found.year - 100 * centuries_back).toordinal() - EPOCH
+        return date.replace(year=date.year - 100 * centuries_back).toordinal() - EPOCH
     except ValueError:
         return np.nan
 
@@ -315,11 +326,13 @@ def formats_of(text: str) -> tuple[str, ...]:
         return ()
     body = _TIME.sub("", body)
     shape = _WORD.sub(_place, body)
-    return tuple(own for own in _FORMATS.get(shape, ()) if not np.isnan(_day(text, own)))
+    return tuple(form for form in _FORMATS.get(shape, ()) if not np.isnan(_day(text, form)))
 
 
 def _place(word: re.Match[str]) -> str:
-    return {1: "2", 2: "2", 4: "4"}.get(len(word[0]), "?") if word[0].isdecimal() else "a"
+    if not word[0].isdecimal():
+        return "a"
+    return {1: "2", 2: "2", 4: "4"}.get(len(word[0]), "?")
 
 
 @dataclass
@@ -340,16 +353,16 @@ class ColumnTexts:
 
     def add(self, texts: Sequence[str]) -> None:
         """Count the values of a block."""
-        found = floats(texts)
+        values = floats(texts)
         points = "." in "".join(texts)
         # Until a text shows that the point is the decimal mark, 1.234 may mean thousands.
-        if found is None or (points and not self.numbers[".", ""]):
+        if values is None or (points and not self.numbers[".", ""]):
             for text, count in Counter(texts).items():
                 if text not in MISSING:
                     self.present += count
                     self._add(text, count)
             return
-        known = int((~np.isnan(found)).sum())
+        known = int((~np.isnan(values)).sum())
         missing = sum(map(MISSING.__contains__, texts)) if known < len(texts) else 0
         self.present += len(texts) - missing
         self.numbers["." if points else "", ""] += known
@@ -416,7 +429,11 @@ class ColumnTexts:
         for (marks, unit), count in self.numbers.items():
             if unit in ("", name):
                 fits |= {decimal: fits[decimal] + count for decimal in marks or DECIMALS}
-        best, second = sorted(DECIMALS, key=lambda one: (fits[one], one == mark), reverse=True)
+        best, second = sorted(
+            DECIMALS,
+            key=lambda one: (fits[one], one == mark),
+            reverse=True,
+        )
         if not fits[best] or fits[best] < enough:
             return None
         said = []

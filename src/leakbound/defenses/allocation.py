@@ -28,7 +28,12 @@ RULES = ("utility", "energy", "algorithm_1")
 Spans = list[tuple[int, int]]
 
 
-def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tensor:
+def shape(
+    s: Tensor,
+    g2: Tensor,
+    rule: str,
+    spans: Spans | None = None,
+) -> Tensor:
     """Variances (P,) up to a factor.
 
     If g is near 0 the ratio is capped: |g| counts as at least 1e-8, the ratio as at most 1e6. If no
@@ -92,7 +97,12 @@ def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
 
 
 def with_floor(
-    ratio: Tensor, s: Tensor, error_floor: float, *, coordinates: int, prior_variance: float
+    ratio: Tensor,
+    s: Tensor,
+    error_floor: float,
+    *,
+    coordinates: int,
+    prior_variance: float,
 ) -> Tensor:
     """Variances in proportion to `ratio` that give every attacker at least a mean squared error.
 
@@ -140,7 +150,11 @@ def keep_by_rate(order: Tensor, rate: float) -> Tensor:
     return keep
 
 
-def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, int, float]:
+def keep_by_utility(
+    order: Tensor,
+    g2: Tensor,
+    share: float,
+) -> tuple[Tensor, int, float]:
     """The kept coordinates for a `share` of first-order utility Σ g²: a fractional knapsack.
 
     Returns:

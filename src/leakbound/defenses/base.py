@@ -7,7 +7,7 @@ its noise-free, differentiable part; `infer` is what the update leaks about `pre
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -111,7 +111,12 @@ class Defense:
         """The unit of the output rows."""
         return given
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         """The defense with all values from public knowledge filled in.
 
         The server calls it before a round, once for all clients. It passes the task as it is sent
@@ -128,14 +133,25 @@ class Defense:
         """The state of one client between rounds."""
         return None
 
-    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
+    def begin(
+        self,
+        task: Task,
+        state: State,
+        source: Source,
+    ) -> tuple[Task, State]:
         """The task at the client's starting weights, after `prepare`, and the client's state.
 
         A defense that withholds weights replaces the server's by those that the client kept.
         """
         return task, state
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         """Change the update. `context` is None on the server's side."""
         return update, state
 
@@ -154,7 +170,12 @@ class Defense:
         """
         return rows
 
-    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    def noise_variance(
+        self,
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor | None:
         """(P,) the noise variance of a candidate, differentiable; None if data do not set it."""
         return None
 
@@ -169,12 +190,20 @@ class Defense:
             update = update.summed(after)
         if self.draws_mask or self.masks_by_value:
             every = torch.ones_like(update.rows).bool()
-            update = update.masked(every, by_value=self.masks_by_value, drawn=self.draws_mask)
+            update = update.masked(
+                every,
+                by_value=self.masks_by_value,
+                drawn=self.draws_mask,
+            )
         if not self.keeps_law:
             update = update.opaque(update.rows, f"{self!r} came after the noise")
         if self.guarantee is not Guarantee.NONE:
             noise = Gaussian(1.0) if self.law_survives_sums else Laplace(1.0)
-            update = update.noised(noise, stream(0, "sketch"), keep_mask=self.keeps_mask)
+            update = update.noised(
+                noise,
+                stream(0, "sketch"),
+                keep_mask=self.keeps_mask,
+            )
         if self.hides_law:
             update = replace(update, law=Unknown(f"{self!r} hides it"))
         return update
@@ -184,7 +213,11 @@ class Defense:
         return f"{type(self).__name__}({inner})"
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class Resolved(Defense):
     """The result of `resolve` for one model; it has the attributes of its settings.
 
@@ -199,7 +232,12 @@ class Resolved(Defense):
     age: int = field(default=0, kw_only=True)
 
     @classmethod
-    def reused(cls, previous: Defense | None, settings: Any, examples: int) -> Self | None:
+    def reused(
+        cls,
+        previous: Defense | None,
+        settings: Any,
+        examples: int,
+    ) -> Self | None:
         """`previous` for one more round if `settings.refresh` allows it; else None."""
         # What was resolved is for one batch size.
         if not isinstance(previous, cls) or previous.examples != examples:
@@ -218,7 +256,11 @@ for _name in Defense.__annotations__:  # every class attribute of a defense, and
     setattr(Resolved, _name, property(attrgetter(f"settings.{_name}")))
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class Chain(Defense):
     """Several defenses in order; itself a defense. Build it with `chain`."""
 
@@ -287,7 +329,12 @@ class Chain(Defense):
         at = sums.index(True) if True in sums else len(sums)
         return _Part(self.links[:at]), _Part(self.links[at:])
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Chain:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Chain:
         before = previous.links if isinstance(previous, Chain) else (None,) * len(self.links)
         pairs = zip(self.links, before, strict=True)
         return Chain(tuple(link.resolve(task, examples, old) for link, old in pairs))
@@ -305,24 +352,37 @@ class Chain(Defense):
     def init(self, task: Task) -> State:
         return tuple(link.init(task) for link in self.links)
 
-    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
+    def begin(
+        self,
+        task: Task,
+        state: State,
+        source: Source,
+    ) -> tuple[Task, State]:
         after = []
-        # A client has no state before its first round.
-        for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
+        for link, own in self._with_states(state):
             task, own = link.begin(task, own, source)
             after.append(own)
         return task, tuple(after)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         after = []
-        for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
+        for link, own in self._with_states(state):
             update, own = link.transform(update, own, context, source)
             after.append(own)
         return update, tuple(after)
 
     def acts(self, state: State) -> bool:
-        pairs = zip(self.links, state or [None] * len(self.links), strict=True)
-        return all(link.acts(own) for link, own in pairs)
+        return all(link.acts(own) for link, own in self._with_states(state))
+
+    def _with_states(self, state: State) -> Iterator[tuple[Defense, State]]:
+        # A client has no state before its first round.
+        return zip(self.links, state or [None] * len(self.links), strict=True)
 
     def imitate(self, rows: Tensor) -> Tensor:
         for link in self.links:
@@ -334,7 +394,12 @@ class Chain(Defense):
             task = link.infer(task, update)
         return task
 
-    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    def noise_variance(
+        self,
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor | None:
         """That of the one link with a data-dependent law; None unless there is exactly one."""
         # A law of the rows that a link gets (`law_of_rows`) is known only for the first link.
         links = [k for i, k in enumerate(self.links) if not (k.law_of_rows and i)]

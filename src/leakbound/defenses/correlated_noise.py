@@ -96,7 +96,13 @@ class CorrelatedNoise(GaussianMechanism):
         """
         return self.factor.sensitivity(participation) / self.sigma
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         past: NoiseMemory = NoiseMemory() if state is None else state
         bound = self._bound(update)
         at = past.round
@@ -115,7 +121,11 @@ class CorrelatedNoise(GaussianMechanism):
         fresh = float(own[at] ** 2)
         all_of_it = float(own @ own)
         begun = update.rows.new_zeros(())
-        for weight, noise in zip(weights[at, at - len(past.kept) : at], past.kept, strict=True):
+        for weight, noise in zip(
+            weights[at, at - len(past.kept) : at],
+            past.kept,
+            strict=True,
+        ):
             begun = begun + float(weight) * noise
         moved = replace(update, rows=update.rows + bound * begun)
         sent = moved.noised(Gaussian(fresh), source)

@@ -49,7 +49,13 @@ class Clip(Defense):
     def __post_init__(self) -> None:
         check.positive(clip_norm=self.clip_norm)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         rows = clip_rows(update.rows, self.clip_norm)
         return update.opaque(rows, f"{self!r} came after the noise"), state
 
@@ -91,14 +97,24 @@ class ClipCoordinates(Defense):
     def __post_init__(self) -> None:
         check.positive(limit=self.limit)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         # `clamp` keeps NaN, for which no bound would hold.
         rows = update.rows.nan_to_num(nan=0.0).clamp(-self.limit, self.limit)
         longest = self.limit * update.rows.shape[1] ** 0.5
         # An example that is added or removed moves a client's row between any two points of the
         # cube; the row of an example is its own.
         bound = longest if update.unit is Unit.EXAMPLE else 2 * longest
-        return update.opaque(rows, f"{self!r} came after the noise", bound=bound), state
+        return update.opaque(
+            rows,
+            f"{self!r} came after the noise",
+            bound=bound,
+        ), state
 
     def imitate(self, rows: Tensor) -> Tensor:
         return rows.clamp(-self.limit, self.limit)
@@ -137,7 +153,13 @@ class ClipExamples(Defense):
     def __post_init__(self) -> None:
         check.positive(clip_norm=self.clip_norm)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         rows = update.rows
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -179,7 +201,13 @@ class Mean(Defense):
     def returns(self, given: Unit) -> Unit:
         return Unit.CLIENT
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.summed(Unit.CLIENT).scaled(1 / len(update.rows)), state
 
     def imitate(self, rows: Tensor) -> Tensor:
@@ -217,7 +245,13 @@ class GaussianMechanism(Defense):
     def __post_init__(self) -> None:
         check.positive(noise_multiplier=self.noise_multiplier)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         std = self.noise_multiplier * self._bound(update)
         return update.noised(Gaussian(std * std), source), state
 
@@ -246,6 +280,10 @@ class DpSgd(Chain):
         ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)
     """
 
-    def __init__(self, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> None:
+    def __init__(
+        self,
+        clip_norm: float = 1.0,
+        noise_multiplier: float = 1.0,
+    ) -> None:
         links = ClipExamples(clip_norm), Mean(), GaussianMechanism(noise_multiplier)
         super().__init__(links)

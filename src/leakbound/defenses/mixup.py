@@ -74,7 +74,12 @@ class Mixup(Defense):
         away = float(4**-a / (a * beta(a, a)))  # E |s - 1/2|
         return 0.5 + away, 0.5 + 0.5 / (2 * a + 1)
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         """Reject batches with nothing to mix; store the required length of an order."""
         _check_mixable(self, task.plan, examples)
         return FixedMixup(self, examples=examples)
@@ -83,7 +88,11 @@ class Mixup(Defense):
         raise ValueError(f"{self!r} does not know the batch's size; use resolve(task, examples)")
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class FixedMixup(Resolved):
     """`Mixup` for batches of at most `examples`."""
 
@@ -98,11 +107,29 @@ class FixedMixup(Resolved):
 
             alpha = self.settings.alpha
             # By the inverse distribution function: PyTorch's Beta takes no generator.
-            drawn = float(betaincinv(alpha, alpha, float(uniform((1,), source, like=like))))
+            drawn = float(
+                betaincinv(
+                    alpha,
+                    alpha,
+                    float(
+                        uniform(
+                            (1,),
+                            source,
+                            like=like,
+                        )
+                    ),
+                )
+            )
             share = max(drawn, 1 - drawn)  # s with an order mixes as 1 - s with its inverse
         return mixed(task, share, keys)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         """Nothing more to do; the release is random, and its distribution is not tracked."""
         plan = LocalPlan() if context is None else context.task.plan
         for examples in update.examples:
@@ -159,12 +186,20 @@ class _MixInputs:
 
     rule: _Draw | _Average
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
         (own, first), (other, second) = self.rule.parts(args[0])
         return (own * first + other * second, *args[1:])
 
 
-def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
+def _mixing(
+    task: Task,
+    inputs: _Draw | _Average,
+    labels: _Draw | _Average,
+) -> Task:
     """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
     # A copy: the hook must not stay on the client's model.
     model = copies.duplicate(task.model)

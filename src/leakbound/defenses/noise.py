@@ -34,7 +34,13 @@ class GaussianNoise(Defense):
     def __post_init__(self) -> None:
         check.positive(noise_std=self.noise_std)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.noised(Gaussian(self.noise_std * self.noise_std), source), state
 
 
@@ -63,5 +69,11 @@ class LaplaceNoise(Defense):
     def __post_init__(self) -> None:
         check.positive(noise_std=self.noise_std)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.noised(Laplace(self.noise_std / 2**0.5), source), state

@@ -70,7 +70,13 @@ class NoisyCopy(Defense):
     def init(self, task: Task) -> State:
         return {}
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         """The client's rows again, from the copies; what they were before is not used."""
         if context is None:
             raise ValueError(
@@ -87,7 +93,11 @@ class NoisyCopy(Defense):
         return Update(rows, update.unit, update.examples, Unknown(REASON)), state
 
     def copies(
-        self, batch: Batch, task: Task, state: Mapping[str, Tensor] | None, source: Source
+        self,
+        batch: Batch,
+        task: Task,
+        state: Mapping[str, Tensor] | None,
+        source: Source,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The copies (B, *S) of a batch's examples, and all copies to keep from now on."""
         kept = dict(state or {})

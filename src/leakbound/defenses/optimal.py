@@ -42,7 +42,11 @@ FEWEST = 8
 """Minimum number of public images for an error bound."""
 
 
-def _set_level(defense: Defense, default: float, levels: dict[str, float | None]) -> None:
+def _set_level(
+    defense: Defense,
+    default: float,
+    levels: dict[str, float | None],
+) -> None:
     """Reject two fields that set the same level; without any, set the first to its default."""
     given = [name for name, value in levels.items() if value is not None]
     if not given:
@@ -68,7 +72,12 @@ class _Local(Defense):
         super().__post_init__()  # type: ignore[misc]  # of the form beside this one
         check.given(check.count, directions=self.directions)
 
-    def _kept(self, state: State, context: Context, source: Source) -> tuple[int, Any]:
+    def _kept(
+        self,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> tuple[int, Any]:
         """How many rounds have used what a batch decided, this one too, and what it was."""
         age, chosen = state or (0, None)
         if chosen is not None and age < self.refresh:  # type: ignore[attr-defined]
@@ -78,7 +87,14 @@ class _Local(Defense):
         batch = context.batch
         task = context.task
         given = task, batch.inputs, batch.labels
-        return 1, self._decided(sensitivity(*given, source, directions=self.directions), task)
+        return 1, self._decided(
+            sensitivity(
+                *given,
+                source,
+                directions=self.directions,
+            ),
+            task,
+        )
 
     def _decided(self, own: Sensitivity, task: Task) -> Any:
         raise NotImplementedError
@@ -135,7 +151,12 @@ class _Noise(Defense):
             with_rms(ratio, level) if self.utility_std is None else with_utility(ratio, g2, level)
         )
 
-    def _release(self, update: Update, law: Gaussian, source: Source) -> Update:
+    def _release(
+        self,
+        update: Update,
+        law: Gaussian,
+        source: Source,
+    ) -> Update:
         rows = self.imitate(update.rows)
         if self.clamp is not None:
             update = update.opaque(rows, f"{self!r} came after other noise")
@@ -241,10 +262,19 @@ class OptimalNoise(_Noise):
             self.rule, self.layers, self.clamp, self.correlation, self.rank, self.images
         )
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         if again := FixedNoise.reused(previous, self, examples):
             return again
-        return FixedNoise(self, self._covariance(task, examples), examples=examples)
+        return FixedNoise(
+            self,
+            self._covariance(task, examples),
+            examples=examples,
+        )
 
     def _covariance(self, task: Task, examples: int) -> Tensor | Structured:
         spread = public_shape(self._settings(), task, examples)
@@ -270,14 +300,24 @@ class OptimalNoise(_Noise):
         )
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class FixedNoise(Resolved):
     """`OptimalNoise` for one model: noise with a public covariance."""
 
     settings: OptimalNoise
     covariance: Tensor | Structured
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return self.settings._release(update, Gaussian(self.covariance), source), state
 
     @property
@@ -320,14 +360,25 @@ class LocalOptimalNoise(_Local, _Noise):
         ('known noise distribution', True)
     """
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         kept = self._kept(state, context, source)
         return self._release(update, Gaussian(kept[1].detach(), private=True), source), kept
 
     def _decided(self, own: Sensitivity, task: Task) -> Tensor:
         return self._variances(own.values, own.gradient, task)
 
-    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    def noise_variance(
+        self,
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
         """The variances that a candidate would get, along fixed directions: differentiable."""
         count = self.directions or default_directions("per_sample", len(inputs))
         # The same in every call: fresh directions would make the objective of a search noisy.
@@ -382,7 +433,12 @@ class _SentCoordinates:
         mask = self.mask.expand_as(rows).clone()
         if 0 < self.chance < 1:
             like = torch.zeros((), device=rows.device)
-            mask[:, self.between] = bernoulli((len(rows),), self.chance, source, like=like)
+            mask[:, self.between] = bernoulli(
+                (len(rows),),
+                self.chance,
+                source,
+                like=like,
+            )
         elif self.chance == 1:
             mask[:, self.between] = True
         return mask
@@ -464,14 +520,27 @@ class OptimalPruning(_Pruning):
         every = torch.ones_like(update.rows).bool()
         return update.masked(every, by_value=False, drawn=self.draws_mask)
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         if again := FixedPruning.reused(previous, self, examples):
             return again
         known = expected(task, examples, self.images, None)
-        return FixedPruning(self, self._choose(known.s, known.g2), examples=examples)
+        return FixedPruning(
+            self,
+            self._choose(known.s, known.g2),
+            examples=examples,
+        )
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class FixedPruning(Resolved):
     """`OptimalPruning` for one model: a public mask."""
 
@@ -480,7 +549,13 @@ class FixedPruning(Resolved):
     settings: OptimalPruning
     chosen: _SentCoordinates
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         drawn = self.draws_mask and 0 < self.chosen.chance < 1
         mask = self.chosen.draw(update.rows, source)
         return update.masked(mask, by_value=False, drawn=drawn), state
@@ -517,7 +592,13 @@ class LocalOptimalPruning(_Local, _Pruning):
 
     masks_by_value = True
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         kept = self._kept(state, context, source)
         mask = kept[1].draw(update.rows, source)
         return update.masked(mask, by_value=True, drawn=self.draws_mask), kept

@@ -116,7 +116,11 @@ class PriPrune(Withholding):
     compose: str = "sampled"
 
     def __post_init__(self) -> None:
-        check.non_negative(accuracy=self.accuracy, privacy=self.privacy, sharing=self.sharing)
+        check.non_negative(
+            accuracy=self.accuracy,
+            privacy=self.privacy,
+            sharing=self.sharing,
+        )
         check.positive(mask_rate=self.mask_rate, temperature=self.temperature)
         check.count(mask_steps=self.mask_steps)
         check.one_of(FORMS, form=self.form)
@@ -135,7 +139,12 @@ class PriPrune(Withholding):
         return kept.sent is not None and bool((kept.exists & ~kept.sent).any())
 
     @torch.no_grad()
-    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
+    def _start(
+        self,
+        kept: ClientState,
+        server: Tensor,
+        source: Source,
+    ) -> Started:
         belief: Belief = kept.own
         noise = torch.empty_like(server)
         start = server
@@ -157,7 +166,12 @@ class PriPrune(Withholding):
         return replace(kept, own=replace(belief, noise=noise)), start
 
     @torch.no_grad()
-    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
+    def _mask(
+        self,
+        change: Tensor,
+        kept: ClientState,
+        source: Source,
+    ) -> Masked:
         belief: Belief = kept.own
         layers = layer_shares(change, kept)
         for _ in range(self.mask_steps):
@@ -169,7 +183,11 @@ class PriPrune(Withholding):
         return share, replace(kept, own=replace(belief, noise=None))
 
     def _step(
-        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
+        self,
+        belief: Belief,
+        change: Tensor,
+        kept: ClientState,
+        layers: list[_LayerShare],
     ) -> Belief:
         """One step of Adam on the logits of existing weights."""
         beta1, beta2, tiny = ADAM
@@ -180,7 +198,12 @@ class PriPrune(Withholding):
         tops = [change.new_zeros(())]
         for part, slope in self._slopes(belief, change, kept, layers):
             torch.lerp(belief.first[part], slope, 1 - beta1, out=first[part])
-            torch.lerp(belief.second[part], slope.square_(), 1 - beta2, out=second[part])
+            torch.lerp(
+                belief.second[part],
+                slope.square_(),
+                1 - beta2,
+                out=second[part],
+            )
             tops.append(second[part].max())
         unbias = 1 / (1 - beta1**steps), 1 / (1 - beta2**steps)
         size = (torch.stack(tops).max() * unbias[1]).sqrt()
@@ -190,12 +213,30 @@ class PriPrune(Withholding):
         for part in blocks(kept.spans):
             size, move = spare[:, : part.stop - part.start]
             torch.mul(second[part], unbias[1], out=size).sqrt_().add_(floor)
-            torch.mul(first[part], unbias[0] * self.mask_rate, out=move).div_(size)
-            torch.sub(belief.logits[part], move, out=logits[part]).clamp_(-edge, edge)
-        return replace(belief, logits=logits, first=first, second=second, steps=steps)
+            torch.mul(
+                first[part],
+                unbias[0] * self.mask_rate,
+                out=move,
+            ).div_(size)
+            torch.sub(
+                belief.logits[part],
+                move,
+                out=logits[part],
+            ).clamp_(-edge, edge)
+        return replace(
+            belief,
+            logits=logits,
+            first=first,
+            second=second,
+            steps=steps,
+        )
 
     def _slopes(
-        self, belief: Belief, change: Tensor, kept: ClientState, layers: list[_LayerShare]
+        self,
+        belief: Belief,
+        change: Tensor,
+        kept: ClientState,
+        layers: list[_LayerShare],
     ) -> Iterator[tuple[slice, Tensor]]:
         """(P,) the derivative of the three-term loss with respect to the logits, in blocks.
 
@@ -212,7 +253,11 @@ class PriPrune(Withholding):
             for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
                 torch.sigmoid(belief.logits[part], out=alpha)
-                torch.sub(one, alpha, out=against)  # d log alpha / d a; times alpha: d alpha / d a
+                torch.sub(
+                    one,
+                    alpha,
+                    out=against,
+                )  # d log alpha / d a; times alpha: d alpha / d a
                 torch.mul(alpha, price, out=total).mul_(against)
                 layer.shares(change, kept, part, share)
                 if self.form == "linear":
@@ -249,7 +294,13 @@ class _LayerShare:
         """Whether no weight of the layer is pruned."""
         return self.count == self.span[1] - self.span[0]
 
-    def shares(self, change: Tensor, kept: ClientState, part: slice, out: Tensor) -> None:
+    def shares(
+        self,
+        change: Tensor,
+        kept: ClientState,
+        part: slice,
+        out: Tensor,
+    ) -> None:
         """Write the importance of a part of the layer."""
         if self.even:
             out.fill_(self.even)

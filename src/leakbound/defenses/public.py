@@ -71,7 +71,12 @@ _SHAPES = RecentCache["Tensor | Structured"]()
 """An audit requests the same models again with every attack and noise level."""
 
 
-def expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
+def expected(
+    task: Task,
+    examples: int,
+    images: int,
+    clamp: float | None,
+) -> Expected:
     """E||dg_i/dx||² and E g_i² for batches of `examples` images, from `images` public ones.
 
     Deterministic: its random directions come from a fixed public stream, so everyone who knows the
@@ -84,12 +89,23 @@ def expected(task: Task, examples: int, images: int, clamp: float | None) -> Exp
     return _EXPECTED.get(key, lambda: _expected(task, examples, images, clamp))
 
 
-def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Expected:
+def _expected(
+    task: Task,
+    examples: int,
+    images: int,
+    clamp: float | None,
+) -> Expected:
     public = _public(task, images)
     source = stream(0, "public", "sensitivity")
     if clamp is not None:
         return _over_batches(task, public, examples, clamp)
-    s = sensitivity(task, public.inputs, public.labels, source, directions=1).values
+    s = sensitivity(
+        task,
+        public.inputs,
+        public.labels,
+        source,
+        directions=1,
+    ).values
     total = torch.zeros_like(s)
     squares = torch.zeros_like(s)
     for at in range(0, public.size, PART):
@@ -105,7 +121,12 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
     return Expected(s * (n / examples), g2)
 
 
-def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Expected:
+def _over_batches(
+    task: Task,
+    public: Batch,
+    examples: int,
+    clamp: float,
+) -> Expected:
     if examples > public.size:
         raise NotApplicable(
             f"batches of {examples} images are clamped as a whole, but {public.size} public ones "
@@ -116,7 +137,13 @@ def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Exp
     g2 = []
     for at in range(0, public.size - examples + 1, examples):
         part = slice(at, at + examples)
-        one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
+        one = sensitivity(
+            task,
+            public.inputs[part],
+            public.labels[part],
+            source,
+            directions=1,
+        )
         # A clamped coordinate does not change with the input.
         s.append(one.values * (one.gradient.abs() < clamp))
         g2.append(one.gradient.clamp(-clamp, clamp).square())
@@ -131,13 +158,21 @@ def _public(task: Task, images: int) -> Batch:
     return Batch(task.public.inputs[:images], task.public.labels[:images])
 
 
-def public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
+def public_shape(
+    settings: PublicShape,
+    task: Task,
+    examples: int,
+) -> Tensor | Structured:
     """Variances (P,), or a covariance with a low-rank part, of mean variance 1."""
     key = (settings, task, examples)
     return _SHAPES.get(key, lambda: _public_shape(settings, task, examples))
 
 
-def _public_shape(settings: PublicShape, task: Task, examples: int) -> Tensor | Structured:
+def _public_shape(
+    settings: PublicShape,
+    task: Task,
+    examples: int,
+) -> Tensor | Structured:
     known = expected(task, examples, settings.images, settings.clamp)
     if settings.correlation != "none":
         make = _by_layer if settings.correlation == "layers" else _low_rank

@@ -36,7 +36,13 @@ class Sign(Defense):
     accepts = frozenset({Unit.CLIENT, Unit.COHORT})
     keeps_law = False
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.opaque(update.rows.sign(), f"{self!r} came after the noise"), state
 
     def imitate(self, rows: Tensor) -> Tensor:
@@ -104,16 +110,31 @@ class Quantization(Defense):
         """Whether there is noise; its width depends on the batch."""
         return self.stochastic
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         whole = ((0, len(task.parameters)),)
         spans = tuple((a, b) for *_, a, b in task.layout) if self.scope == "tensor" else whole
         return FixedQuantization(self, spans)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         raise ValueError(f"{self!r} does not know the model's tensors; use resolve(task, examples)")
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class FixedQuantization(Resolved):
     """`Quantization` for one model, whose tensors lie at `spans` within a row."""
 
@@ -131,7 +152,13 @@ class FixedQuantization(Resolved):
             parts.append((largest / half).expand(-1, b - a))
         return torch.cat(parts, 1)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         reason = f"{self!r} came after the noise"
         if not self.settings.stochastic:
             return update.opaque(self._rounded(update.rows, None), reason), state
@@ -146,7 +173,12 @@ class FixedQuantization(Resolved):
         plain = rows.detach()
         return rows + (self._rounded(plain, None) - plain)
 
-    def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    def noise_variance(
+        self,
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor | None:
         """Stochastic: f (1 - f) step² of the candidate's gradient, differentiable."""
         if not self.settings.stochastic:
             return None

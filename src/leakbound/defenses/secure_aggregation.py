@@ -45,7 +45,13 @@ class SecureAggregation(Defense):
     def returns(self, given: Unit) -> Unit:
         return Unit.COHORT
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.summed(Unit.COHORT), state
 
     def imitate(self, rows: Tensor) -> Tensor:

@@ -64,7 +64,13 @@ class Soteria(Defense):
     def __post_init__(self) -> None:
         check.fraction(rate=self.rate)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         if context is None:
             raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
         task = context.task
@@ -137,7 +143,11 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
     return torch.where(r == 0, 0.0, r.abs() / squares.sqrt())
 
 
-def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
+def _by_pixel(
+    of: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    r: Tensor,
+) -> Tensor:
     """||dr_i/dx||^2, (B, F), from one forward-mode pass per pixel."""
     size = len(inputs)
     numel = inputs[0].numel()
@@ -150,18 +160,31 @@ def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tens
     squares = torch.zeros_like(r)
     each = max(1, TOGETHER // (32 * size * numel))
     for start in range(0, numel, each):
-        pixels = torch.arange(start, min(start + each, numel), device=inputs.device)
+        pixels = torch.arange(
+            start,
+            min(start + each, numel),
+            device=inputs.device,
+        )
         squares += vmap(moved)(pixels).square().sum(0)
     return squares
 
 
-def _by_feature(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
+def _by_feature(
+    of: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    r: Tensor,
+) -> Tensor:
     """The same from one backward pass per feature."""
     squares = torch.empty_like(r)
     with torch.enable_grad():
         x = inputs.clone().requires_grad_()
         sums = of(x).sum(0)  # examples stay separate: each has its own gradient
         for i, total in enumerate(sums):
-            (back,) = torch.autograd.grad(total, x, retain_graph=True, allow_unused=True)
+            (back,) = torch.autograd.grad(
+                total,
+                x,
+                retain_graph=True,
+                allow_unused=True,
+            )
             squares[:, i] = 0.0 if back is None else back.flatten(1).square().sum(1)
     return squares

@@ -70,7 +70,13 @@ class MagnitudePruning(Defense):
         """The tensors' places within a row, so that no client context is needed later."""
         return tuple((start, stop) for _, _, start, stop in task.layout)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         if self.scope == "tensor" and state is None:
             raise ValueError("scope is 'tensor', but the state from init(task) was not given")
         spans = state if self.scope == "tensor" else ((0, update.rows.shape[1]),)
@@ -107,8 +113,19 @@ class GradientDropout(Defense):
     def __post_init__(self) -> None:
         check.fraction(rate=self.rate)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        keep = bernoulli(update.rows.shape, 1 - self.rate, source, like=update.rows)
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
+        keep = bernoulli(
+            update.rows.shape,
+            1 - self.rate,
+            source,
+            like=update.rows,
+        )
         return update.masked(keep, by_value=False, drawn=True), state
 
 
@@ -158,7 +175,13 @@ class TopK(Defense):
     def hides_law(self) -> bool:  # type: ignore[override]
         return self.error_feedback
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         """Add the memory, send the largest, keep the rest; `state` is the memory (R, P)."""
         total = update.rows if state is None else update.rows + state
         keep = torch.stack([~smallest(row.abs(), self.rate) for row in total])

@@ -67,7 +67,11 @@ class _Mask(nn.Module):
         super().__init__()
         self.mask = mask.view(-1, *([1] * spatial))
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def __call__(
+        self,
+        module: nn.Module,
+        args: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
         return (args[0] * self.mask.to(args[0]), *args[1:])
 
 
@@ -116,7 +120,13 @@ class HiddenDropout(Defense):
         }
         return _with_masks(task, masks)
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return replace(update, law=Unknown("hidden units were dropped at random")), state
 
     def infer(self, task: Task, update: Update) -> Task:

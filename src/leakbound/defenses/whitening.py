@@ -79,9 +79,19 @@ class Whiten(Defense):
         correlation = self.correlation
         rank = self.rank
         images = self.images
-        return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
+        return PublicShape(
+            rule=self.rule,
+            correlation=correlation,
+            rank=rank,
+            images=images,
+        )
 
-    def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
+    def resolve(
+        self,
+        task: Task,
+        examples: int,
+        previous: Defense | None = None,
+    ) -> Defense:
         if again := FixedMap.reused(previous, self, examples):
             return again
         shape = public_shape(self._settings(), task, examples)
@@ -121,7 +131,11 @@ class Color(Whiten):
         return astuple(self)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(
+    frozen=True,
+    repr=False,
+    eq=False,
+)
 class FixedMap(Resolved):
     """`Whiten` or `Color` for one model."""
 
@@ -130,7 +144,13 @@ class FixedMap(Resolved):
     settings: Whiten
     root: Structured
 
-    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+    def transform(
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
+    ) -> Sent:
         return update.mapped(self.root, whiten=self.maps_basis is not None), state
 
     def imitate(self, rows: Tensor) -> Tensor:

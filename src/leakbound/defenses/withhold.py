@@ -69,7 +69,12 @@ class Withholding(Defense):
         spans = _spans(task)
         return ClientState(spans, _existing(task, spans), pruned=task.kept)
 
-    def begin(self, task: Task, state: State, source: Source) -> tuple[Task, ClientState]:
+    def begin(
+        self,
+        task: Task,
+        state: State,
+        source: Source,
+    ) -> tuple[Task, ClientState]:
         """Replace the server's weights by the client's where the client withheld them."""
         kept: ClientState = self.init(task) if state is None else state
         if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
@@ -84,21 +89,45 @@ class Withholding(Defense):
             if own is not None and not torch.equal(kept.exists, exists):
                 # a weight that the model lacked in the last round has only the server's value
                 own = torch.where(kept.exists, own, server)
-            kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
+            kept = replace(
+                kept,
+                exists=exists,
+                weights=own,
+                pruned=task.kept,
+            )
         kept, start = self._start(kept, server, source)
         if task.kept is not None:
             start = start * task.kept
         rate = task.plan.learning_rate
-        return task.with_parameters(start), replace(kept, server=server, start=start, rate=rate)
+        return task.with_parameters(start), replace(
+            kept,
+            server=server,
+            start=start,
+            rate=rate,
+        )
 
-    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
+    def _start(
+        self,
+        kept: ClientState,
+        server: Tensor,
+        source: Source,
+    ) -> Started:
         raise NotImplementedError
 
-    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
+    def _mask(
+        self,
+        change: Tensor,
+        kept: ClientState,
+        source: Source,
+    ) -> Masked:
         raise NotImplementedError
 
     def transform(
-        self, update: Update, state: State, context: Context, source: Source
+        self,
+        update: Update,
+        state: State,
+        context: Context,
+        source: Source,
     ) -> tuple[Update, ClientState]:
         """Send (server's weights - own weights) / rate where the mask says so; keep the rest."""
         kept: ClientState = state
@@ -117,15 +146,29 @@ class Withholding(Defense):
         none = replace(update, rows=update.rows[:, :0], mask=before)
         by_value = self.masks_by_value
         drawn = self.draws_mask
-        sent = none.masked(torch.ones_like(none.rows).bool(), by_value=by_value, drawn=drawn)
+        sent = none.masked(
+            torch.ones_like(none.rows).bool(),
+            by_value=by_value,
+            drawn=drawn,
+        )
         sent = replace(sent, rows=rows[None], mask=mask[None])
         if late and isinstance(sent.law, Exact):
             sent = replace(sent, law=Unknown(LATE))
-        return sent, replace(kept, weights=weights, sent=mask, server=None, start=None)
+        return sent, replace(
+            kept,
+            weights=weights,
+            sent=mask,
+            server=None,
+            start=None,
+        )
 
     @torch.no_grad()
     def _trained(
-        self, change: Tensor, kept: ClientState, mask: Tensor, late: bool
+        self,
+        change: Tensor,
+        kept: ClientState,
+        mask: Tensor,
+        late: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The sent values in gradient units, zero where withheld, and the kept weights."""
         rows = torch.empty_like(change)
@@ -137,7 +180,12 @@ class Withholding(Defense):
         for part in blocks(((0, len(change)),)):
             own = change[part]
             if start is not None and weights is not None:
-                torch.add(start[part], own, alpha=-kept.rate, out=weights[part])
+                torch.add(
+                    start[part],
+                    own,
+                    alpha=-kept.rate,
+                    out=weights[part],
+                )
             if late and start is not None and server is not None:
                 own = torch.sub(server[part], start[part], out=rows[part])
                 own.div_(kept.rate).add_(change[part])
@@ -206,7 +254,12 @@ class Withhold(Withholding):
         """Whether it sends what earlier rounds withheld."""
         return self.pseudo
 
-    def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
+    def _start(
+        self,
+        kept: ClientState,
+        server: Tensor,
+        source: Source,
+    ) -> Started:
         if kept.weights is None or kept.sent is None:
             return kept, server
         start = torch.empty_like(server)
@@ -216,7 +269,12 @@ class Withhold(Withholding):
                 choose(own, kept.weights[part], server[part], start[part])
         return kept, start
 
-    def _mask(self, change: Tensor, kept: ClientState, source: Source) -> Masked:
+    def _mask(
+        self,
+        change: Tensor,
+        kept: ClientState,
+        source: Source,
+    ) -> Masked:
         largest = {"largest": 1.0, "random": 0.0, "mix": self.share}[self.rule] * self.rate
         gone = torch.zeros_like(kept.exists)
         spans = kept.spans if self.scope == "layer" else ((0, len(change)),)
@@ -250,7 +308,10 @@ def _existing(task: Task, spans: tuple[tuple[int, int], ...]) -> Tensor:
     return exists if task.kept is None else exists & task.kept
 
 
-def blocks(spans: tuple[tuple[int, int], ...], size: int = BLOCK) -> Iterator[slice]:
+def blocks(
+    spans: tuple[tuple[int, int], ...],
+    size: int = BLOCK,
+) -> Iterator[slice]:
     """The spans in slices of `size`; the last slice of each may be shorter."""
     # BLOCK is a multiple of all that torch computes at once, so the bits are those of the whole:
     # torch computes the rest of a tensor one by one, and its last bits may differ.
@@ -264,7 +325,12 @@ def as_bytes(mask: Tensor) -> Tensor:
     return mask.view(torch.uint8)
 
 
-def choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
+def choose(
+    mask: Tensor,
+    yes: Tensor,
+    no: Tensor,
+    out: Tensor,
+) -> None:
     """`torch.where` on a block, by bits: no branch, which a random mask makes slow."""
     whole = WHOLE[out.element_size()]
     bits = out.view(whole)

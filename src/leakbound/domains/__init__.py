@@ -34,7 +34,10 @@ __all__ = [
 ]
 
 
-def of_shape(shape: Sequence[int], input_range: tuple[float, float] = (0.0, 1.0)) -> Domain:
+def of_shape(
+    shape: Sequence[int],
+    input_range: tuple[float, float] = (0.0, 1.0),
+) -> Domain:
     """The domain of inputs of which only shape and range are known.
 
     Example:

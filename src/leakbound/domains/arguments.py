@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from leakbound._util.text import printable
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
@@ -88,7 +90,10 @@ class ColumnEmbeddingBag(nn.EmbeddingBag):
     """As `ColumnEmbedding`, with the rows of one example reduced to their sum, mean or maximum."""
 
     def forward(
-        self, input: Tensor, offsets: Any = None, per_sample_weights: Tensor | None = None
+        self,
+        input: Tensor,
+        offsets: Any = None,
+        per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Codes (N, K) to (N, D)."""
         if (looked_up_rows := _looked_up(self, bag=True)) is None:
@@ -215,7 +220,11 @@ class TakesTokens:
     no cache. Other models get the tokens alone.
     """
 
-    def __init__(self, forward: Callable[..., Any], domain: TokenDomain) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        domain: TokenDomain,
+    ) -> None:
         self.forward = forward
         self.domain = domain
         known = inspect.signature(forward).parameters
@@ -264,33 +273,35 @@ def adapt(model: nn.Module, domain: Domain | None) -> nn.Module:
 def _read(model: nn.Module, takes: TakesRows) -> None:
     """Find the columns of every embedding, and compare with the model as it was.
 
-    The first rows differ from one row in one code each. In the trial rows, all codes are random.
+    The first rows differ from one row in one code each. In the last ones, all codes are random.
     """
     like = next(p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point())
     low, high = (edge.to(like) for edge in takes.domain.box)
-    base = takes.domain.hard((low + high)[None] / 2)
     # One row for each level: what changes with it is looked up by this column.
     changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
+    rows = takes.domain.hard((low + high)[None] / 2).repeat(1 + len(changes) + TRIALS, 1)
     # Numbers vary, too: an embedding that looks one up shows here.
-    rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    shares = torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    varied = rows[-TRIALS:] + (high - low) * shares
     for start, stop in takes.domain.groups:
-        rows[:, start:stop] = base[:, start:stop]
-    alone = dict[int, Tensor]()
-    trials = dict[int, Tensor]()
+        varied[:, start:stop] = rows[-TRIALS:, start:stop]
+    rows[-TRIALS:] = varied
+    codes = dict[int, Tensor]()
     for k, (start, stop) in takes.coded.items():
-        alone[k] = torch.tensor([0, *(level * (k == other) for other, level in changes)])
+        alone = torch.tensor([0, *(level * (k == other) for other, level in changes)])
         # All codes at once: an input that mixes columns shows here.
-        trials[k] = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
-        rows[:, start:stop] = nn.functional.one_hot(trials[k], stop - start).to(like)
+        trials = torch.randint(
+            stop - start,
+            (TRIALS,),
+            generator=stream(0, "trials", k),
+        )
+        codes[k] = torch.cat([alone, trials])
+        rows[:, start:stop] = nn.functional.one_hot(codes[k], stop - start).to(like)
     known = _embeddings(model)
-    calls, wanted = _recorded(
-        takes, known, [(base.expand(1 + len(changes), -1), alone), (rows, trials)]
-    )
+    calls, wanted = _recorded(takes, known, rows, codes)
     used: set[int] = set()
     for name, module in known.items():
-        half = len(calls[name]) // 2
-        pairs = zip(calls[name][:half], calls[name][half:], strict=True)
-        looks = [_looks(name, takes, changes, trials, *pair) for pair in pairs]
+        looks = [_looks(name, takes, changes, codes, seen) for seen in calls[name]]
         # In place: weights keep their names, and references to the module hold.
         module.__class__ = _COLUMNS[type(module)]
         module.looks = looks
@@ -328,9 +339,10 @@ def _embeddings(model: nn.Module) -> dict[str, Any]:
 def _recorded(
     adapter: TakesRows,
     known: Mapping[str, nn.Module],
-    calls: Sequence[tuple[Tensor, Mapping[int, Tensor]]],
+    rows: Tensor,
+    codes: Mapping[int, Tensor],
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """The inputs of every embedding in these calls of the model, by name, and the last output."""
+    """The inputs of every embedding in one call of the model, by name, and the output."""
     inputs: dict[str, list[Tensor]] = {name: [] for name in known}
 
     def note(name: str) -> Any:
@@ -340,25 +352,21 @@ def _recorded(
 
         return hook
 
-    hooks = [m.register_forward_pre_hook(note(n), with_kwargs=True) for n, m in known.items()]
     try:
-        with torch.no_grad():
-            *_, output = (
-                adapter.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
-                for rows, codes in calls
-            )
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, module in known.items():
+                hook = module.register_forward_pre_hook(note(name), with_kwargs=True)
+                hooks.enter_context(hook)
+            output = adapter.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
     except Exception as error:
         takes = (
             "numbers (N, a), codes (N, b)" if adapter.form == "split" else "one tensor per column"
         )
         raise ValueError(
             f"the model cannot be called with {takes} and codes from 0 to the number of levels "
-            f"minus 1 ({' '.join(str(error).split())[:300]}); give leakbound.models.adapted("
+            f"minus 1 ({printable(str(error))[:300]}); give leakbound.models.adapted("
             "model, domain, form=..., names=...), or another encoding of the columns"
         ) from error
-    finally:
-        for one in hooks:
-            one.remove()
     return inputs, _tensor(output)
 
 
@@ -366,24 +374,33 @@ def _looks(
     name: str,
     takes: TakesRows,
     changes: Sequence[tuple[int, int]],
-    trials: Mapping[int, Tensor],
-    alone: Tensor,
-    tried: Tensor,
+    codes: Mapping[int, Tensor],
+    seen: Tensor,
 ) -> list[_Look] | None:
-    """The column behind every position of an embedding's input, seen in both kinds of rows."""
-    if alone.ndim == 0 or (len(alone), len(tried)) != (1 + len(changes), TRIALS):
+    """The column behind every position of an embedding's input in the rows of `_read`."""
+    count = 1 + len(changes) + TRIALS
+    if seen.ndim == 0 or len(seen) != count:
         return None
     looks = []
-    flat, again = (x.reshape(len(x), -1).cpu() for x in (alone, tried))
-    for at, seen in enumerate(flat.T):
-        columns = {changes[r][0] for r in (seen[1:] != seen[0]).nonzero()[:, 0].tolist()}
-        look = _Look(seen[:1])
-        expected = seen[:1].expand(TRIALS)
+    for values in seen.reshape(count, -1).cpu().T:
+        alone = values[:-TRIALS]
+        changed = (alone[1:] != alone[0]).tolist()
+        columns = {
+            k
+            for (k, _), is_changed in zip(
+                changes,
+                changed,
+                strict=True,
+            )
+            if is_changed
+        }
+        look = _Look(alone[:1])
+        expected = alone[:1].expand(TRIALS)
         for k in columns:
-            rows = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
-            look = _Look(seen[rows], takes.coded[k])
-            expected = look.levels[trials[k]]
-        if len(columns) > 1 or not torch.equal(again[:, at], expected):
+            levels = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
+            look = _Look(alone[levels], takes.coded[k])
+            expected = look.levels[codes[k][-TRIALS:]]
+        if len(columns) > 1 or not torch.equal(values[-TRIALS:], expected):
             raise ValueError(
                 f"the embedding {name!r} looks up a mix of several columns, or a number; take "
                 'such columns with encoding "onehot", or look every column up alone'

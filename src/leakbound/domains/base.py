@@ -100,12 +100,8 @@ class Domain(Protocol):
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) what the pairing of examples a (A, *shape) with candidates b minimizes."""
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(N,) distance of paired examples, in natural units.
-
-        `scale` scales tolerances, for domains that count: d_{s+t}(x, y) <= d_s(x, z) + d_t(z, y). A
-        metric does not use it.
-        """
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) distance of paired examples, in natural units."""
 
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) `distance` of every example of a (A, *shape) and every one of b (B, *shape)."""
@@ -157,7 +153,12 @@ class Domain(Protocol):
         Empty if facts of this domain name nothing that may be rare.
         """
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """What to show of paired examples and their prior-only baselines, or of reconstructions
         without a known truth.
         """
@@ -186,7 +187,11 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """
     left, right = (x.detach().cpu().double().flatten(1) for x in (a, b))
     # The form with a matrix product loses half of the digits of near examples.
-    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.cdist(
+        left,
+        right,
+        compute_mode="donot_use_mm_for_euclid_dist",
+    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,12 @@ class NumberDomain:
     def project(self, x: Tensor) -> Tensor:
         """Clip to the box; NaN becomes its middle."""
         low, high = self.input_range
-        return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
+        return torch.nan_to_num(
+            x,
+            nan=(low + high) / 2,
+            posinf=high,
+            neginf=low,
+        ).clamp(low, high)
 
     def hard(self, x: Tensor) -> Tensor:
         """The same as `project`."""
@@ -234,16 +244,25 @@ class NumberDomain:
         """The mean public example, which has the smallest mean squared error; else the middle."""
         if public is not None and tuple(public.shape[1:]) == self.shape and len(public):
             return public.mean(0)
-        return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
+        return torch.full(
+            self.shape,
+            sum(self.input_range) / 2,
+            dtype=self.dtype,
+        )
 
     def constants(self) -> tuple[Tensor, ...]:
         """The lowest value, the middle and the highest everywhere."""
         low, high = self.input_range
         return tuple(
-            torch.full(self.shape, v, dtype=self.dtype) for v in (low, (low + high) / 2, high)
+            torch.full(
+                self.shape,
+                v,
+                dtype=self.dtype,
+            )
+            for v in (low, (low + high) / 2, high)
         )
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) root mean squared error, in input units, float64 on the CPU."""
         apart = a.detach().cpu().double() - b.detach().cpu().double()
         return apart.square().flatten(1).mean(1).sqrt()
@@ -285,7 +304,12 @@ class NumberDomain:
         """(A, B) mean squared errors."""
         return squared_distances(a, b)
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """The first values of the first reconstructions."""
         rows = guess[:_SHOWN].detach().flatten(1)[:, :_VALUES].double().tolist()
         return Fields(values=tuple(tuple(float(f"{v:.4g}") for v in row) for row in rows))
@@ -299,7 +323,12 @@ class ImageDomain(NumberDomain):
     noun = "image"
     has_neighbors = True
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """Pictures of both; values if an image is a single line."""
         if min(self.shape[1:]) == 1:
             return super().fields(truth, guess)
@@ -344,7 +373,7 @@ class SeriesDomain(NumberDomain):
         # A constant channel has no spread to divide by.
         return replace(self, scales=tuple(float(s) or 1.0 for s in spread))
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) the largest error of a channel in units of its scale."""
         low, high = self.input_range
         known = torch.tensor(self.scales or (high - low,) * self.shape[0], dtype=torch.float64)
@@ -410,9 +439,9 @@ class PartsDomain(ABC):
         # Written so that NaN differs from everything.
         return ~((self.coded(a) - self.coded(b)).abs() <= scale)
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) number of parts that differ between paired examples, float64 on the CPU."""
-        return self.misses(a, b, scale).sum(-1).double()
+        return self.misses(a, b).sum(-1).double()
 
     def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(A, B) number of parts that differ between every example of a and of b, float64."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ from leakbound._util.results import ColumnResult
 from leakbound.domains.base import Fields, PartsDomain, Score
 from leakbound.randomness import normal
 
-KINDS = ("continuous", "integer", "date", "categorical")
-ENCODINGS = ("onehot", "code", "embedding")
 DECIMALS = (".", ",")
-CENSORED = ("", "limit", "missing")
+CHOICES = {
+    "kind": ("continuous", "integer", "date", "categorical"),
+    "encoding": ("onehot", "code", "embedding"),
+    "decimal": DECIMALS,
+    "censored": ("", "limit", "missing"),
+}
+"""What settings of a column may be."""
 WHOLE = 0.49
 NEAR = 0.05
 """Default tolerances: of whole numbers, and of others in units of the public spread."""
@@ -87,16 +91,12 @@ class Column:
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
-        if self.kind not in KINDS:
-            raise ValueError(f"{what} has kind {self.kind!r}; give one of {', '.join(KINDS)}")
-        if self.decimal not in DECIMALS:
-            raise ValueError(
-                f'{what} has decimal {self.decimal!r}; give the decimal mark "." or ","'
-            )
-        if self.censored not in CENSORED:
-            raise ValueError(
-                f'{what} has censored {self.censored!r}; give "limit" or "missing", or leave it out'
-            )
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(
+                    f"{what} has {name} {value!r}; give one of {', '.join(map(repr, allowed))}"
+                )
         if self.censored == "missing" and not self.missing:
             raise ValueError(f'{what} has censored "missing"; set missing = true too')
         if self.categorical:
@@ -104,10 +104,6 @@ class Column:
                 raise ValueError(
                     f"{what} has the levels {', '.join(self.levels) or '(none)'}; give two "
                     "different ones or more, or leave a constant column out"
-                )
-            if self.encoding not in ENCODINGS:
-                raise ValueError(
-                    f"{what} has encoding {self.encoding!r}; give one of {', '.join(ENCODINGS)}"
                 )
             return
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -231,7 +227,7 @@ class TableDomain(PartsDomain):
     @property
     def shape(self) -> tuple[int, ...]:
         """Numbers that store one row."""
-        return (widths(self.columns),)
+        return (self.placed[-1][2],)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
@@ -287,13 +283,17 @@ class TableDomain(PartsDomain):
             if column.categorical or not len(values):
                 columns.append(column)
                 continue
-            low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
-            # The IQR ignores outliers; it is 0 where most values repeat.
-            spread = (high - low) / 1.349 or float(values.std(correction=0))
+            middle, spread = middle_and_spread(values)
             unit = column.unit_length
             typical = column.origin + unit * middle
             # A column with one value has spread 0, which `Column` refuses.
-            columns.append(replace(column, typical=typical, spread=unit * spread or None))
+            columns.append(
+                replace(
+                    column,
+                    typical=typical,
+                    spread=unit * spread or None,
+                )
+            )
         return replace(self, columns=tuple(columns))
 
     def project(self, x: Tensor) -> Tensor:
@@ -355,7 +355,11 @@ class TableDomain(PartsDomain):
         are farther apart than the scale. Float64 on the CPU; numbers in units of their tolerance.
         """
         x = x.detach().cpu().double()
-        codes = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
+        codes = torch.empty(
+            *x.shape[:-1],
+            len(self.columns),
+            dtype=torch.float64,
+        )
         for k, (column, start, stop) in enumerate(self.placed):
             if column.categorical:
                 codes[..., k] = FAR * x[..., start:stop].argmax(-1)
@@ -381,7 +385,11 @@ class TableDomain(PartsDomain):
             (column.name, level): share
             for column, start, stop in self.placed
             if column.categorical
-            for level, share in zip(column.names, shares[start:stop], strict=False)
+            for level, share in zip(
+                column.names,
+                shares[start:stop],
+                strict=False,
+            )
         }
 
     @property
@@ -397,7 +405,8 @@ class TableDomain(PartsDomain):
     def rows(self, x: Tensor) -> list[tuple[str, ...]]:
         """The values of rows (N, n) as text, one for each column."""
         held = self.hard(x.detach().cpu())
-        return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
+        columns = [self._texts(k, held) for k in range(len(self.columns))]
+        return list(zip(*columns, strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
         column, start, stop = self.placed[k]
@@ -410,37 +419,37 @@ class TableDomain(PartsDomain):
             for value, lost in zip(values.tolist(), gone.tolist(), strict=True)
         ]
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """The values of every column, and which match if the truth is known."""
         shown = self.hard(guess.detach().cpu())
-        texts = [self._texts(k, shown) for k in range(len(self.columns))]
-        if truth is None:
-            return Fields(
-                columns=tuple(
-                    ColumnResult(
-                        name=c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,)
-                    )
-                    for c, v in zip(self.columns, texts, strict=True)
-                )
+        columns = [
+            ColumnResult(
+                name=column.name,
+                unit=column.unit,
+                sensitive=column.sensitive,
+                reconstruction=tuple(self._texts(k, shown)),
             )
+            for k, column in enumerate(self.columns)
+        ]
+        if truth is None:
+            return Fields(columns=tuple(columns))
         check.finite("truth", truth)
         held = truth.detach().cpu()
         known = ~self.misses(held, shown)
         blind = None if baseline is None else ~self.misses(held, baseline)
-        return Fields(
-            columns=tuple(
-                ColumnResult(
-                    name=column.name,
-                    unit=column.unit,
-                    sensitive=column.sensitive,
-                    matched=tuple(known[:, k].tolist()),
-                    baseline=() if blind is None else tuple(blind[:, k].tolist()),
-                    truth=tuple(self._texts(k, held)),
-                    reconstruction=tuple(texts[k]),
-                )
-                for k, column in enumerate(self.columns)
+        for k, column in enumerate(columns):
+            columns[k] = msgspec.structs.replace(
+                column,
+                matched=tuple(known[:, k].tolist()),
+                baseline=() if blind is None else tuple(blind[:, k].tolist()),
+                truth=tuple(self._texts(k, held)),
             )
-        )
+        return Fields(columns=tuple(columns))
 
 
 def day(value: float) -> date:
@@ -448,9 +457,11 @@ def day(value: float) -> date:
     return date.fromordinal(EPOCH + round(min(max(value, FIRST_DAY), LAST_DAY)))
 
 
-def widths(columns: Iterable[Column]) -> int:
-    """How many numbers store one row of these columns."""
-    return sum(column.width for column in columns)
+def middle_and_spread(values: Tensor) -> tuple[float, float]:
+    """The median; and IQR / 1.349, as of normal values, or the standard deviation if that is 0."""
+    low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
+    # The IQR ignores outliers; it is 0 where most values repeat.
+    return middle, (high - low) / 1.349 or float(values.std(correction=0))
 
 
 def _one_hot(shares: Tensor) -> Tensor:
@@ -460,7 +471,8 @@ def _one_hot(shares: Tensor) -> Tensor:
 def _simplex(x: Tensor) -> Tensor:
     """The closest points of the probability simplex (Duchi et al. 2008, figure 1)."""
     # The formula would move valid points by its rounding.
-    valid = (x >= 0).all(-1, keepdim=True) & ((x.sum(-1, keepdim=True) - 1).abs() < 1e-5)
+    whole = (x.sum(-1, keepdim=True) - 1).abs() < 1e-5
+    valid = whole & (x >= 0).all(-1, keepdim=True)
     moved = x - x.amax(-1, keepdim=True)  # the same closest point, without cancellation
     falling = moved.sort(-1, descending=True).values
     over = (falling.cumsum(-1) - 1) / torch.arange(1, x.shape[-1] + 1).to(x)

@@ -120,7 +120,12 @@ class TokenDomain(PartsDomain):
         """The tokens of one sequence (n,) as texts, or as numbers if no words are known."""
         return tuple(self.words[k] if self.words else str(k) for k in sequence.tolist())
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """The tokens of the first sequences, and which are right."""
         shown = self.project(guess.detach().cpu())[:_SHOWN]
         if truth is None:

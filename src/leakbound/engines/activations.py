@@ -123,7 +123,14 @@ class Gelu(Activation):
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = functional.gelu(u, approximate=self.approximate)
         # The slope is computed once here, because three of the four passes multiply by it.
-        return value, (_gelu_backward(torch.ones_like(u), u, approximate=self.approximate), u)
+        return value, (
+            _gelu_backward(
+                torch.ones_like(u),
+                u,
+                approximate=self.approximate,
+            ),
+            u,
+        )
 
     def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
         u = saved[1]

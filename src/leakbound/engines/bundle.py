@@ -170,7 +170,16 @@ def _build(task: Task, layer: Layer) -> Build:
 
 def _plain(rule: Callable[..., Rule], **options: Any) -> Build:
     """A rule of a layer without weights."""
-    return lambda _, __, moving: rule(Given((), (), (), moving, curved=False), **options)
+    return lambda _, __, moving: rule(
+        Given(
+            (),
+            (),
+            (),
+            moving,
+            curved=False,
+        ),
+        **options,
+    )
 
 
 Place = tuple[int, Pair, bool]
@@ -186,12 +195,26 @@ def _place(task: Task, layer: Layer) -> Place:
 class _Weighted(Rule):
     """Weights (O, I) with a bias (O) from `start` on, in flat parameters (N, P)."""
 
-    def __init__(self, parameters: Tensor, gradients: Tensor, moving: bool, place: Place) -> None:
+    def __init__(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        moving: bool,
+        place: Place,
+    ) -> None:
         self.start, self.shape, bias = place
         self.middle = self.start + self.shape[0] * self.shape[1]
         self.stop = self.middle + (self.shape[0] if bias else 0)
         weights = self.parts(parameters)
-        super().__init__(Given(weights, (), self.parts(gradients), moving, curved=False))
+        super().__init__(
+            Given(
+                weights,
+                (),
+                self.parts(gradients),
+                moving,
+                curved=False,
+            )
+        )
         self.weight, self.bias = weights
         self.kept: dict[str, Tensor] = {}
 
@@ -297,7 +320,14 @@ class BundledConvolution(_Weighted):
 
     def _border(self) -> Shape:
         number, channels, size, *sides = self.given
-        high, wide = (side + 2 * pad for side, pad in zip(sides, self.padding, strict=True))
+        high, wide = (
+            side + 2 * pad
+            for side, pad in zip(
+                sides,
+                self.padding,
+                strict=True,
+            )
+        )
         return (number, channels, size, high, wide)
 
     def _inside(self, bordered: Tensor) -> Tensor:
@@ -334,6 +364,7 @@ class BundledConvolution(_Weighted):
 
 class BundledActivation(ActivationRule):
     def forward(self, a: Tensor) -> Tensor:
+        self.shape = a.shape
         # Piecewise linear functions have the same bits on every path of a kernel.
         whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
         if whole or not self.function.curved:
@@ -348,7 +379,7 @@ class BundledActivation(ActivationRule):
 
     def moved(self, dd: Tensor) -> Tensor:
         moved = self.function.times_slope(self.saved, dd)  # f' dd + f'' da d
-        if self.function.curved and self.x is not None:
+        if self.x is not None:
             moved.addcmul_(self.function.second(self.saved), self.x * self.delta)
         return moved
 
@@ -380,7 +411,14 @@ class BundledMaxPool(Rule):
     def tangent(self, da: Tensor | None) -> Tensor | None:
         if da is None:
             return None
-        high, wide = (side // k for side, k in zip(self.given[3:], self.kernel, strict=True))
+        high, wide = (
+            side // k
+            for side, k in zip(
+                self.given[3:],
+                self.kernel,
+                strict=True,
+            )
+        )
         return da.flatten(3).gather(3, self.where).view(*self.given[:3], high, wide)
 
 
@@ -434,7 +472,11 @@ def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return best, which
 
 
-def _of_rows(best: Tensor, column: Tensor, down: int) -> tuple[Tensor, Tensor, Tensor]:
+def _of_rows(
+    best: Tensor,
+    column: Tensor,
+    down: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The largest of each `down` rows, its row, and the column that the row's largest has."""
     rows = [best[..., i::down, :] for i in range(down)]
     columns = [column[..., i::down, :] for i in range(down)]
@@ -454,7 +496,12 @@ def _wide(bias: Tensor | None, dim: int) -> Tensor | None:
 # go to memory that is kept: new memory of this size costs as much as the products.
 
 
-def product(left: Tensor, right: Tensor, added: Tensor | None, into: Tensor) -> Tensor:
+def product(
+    left: Tensor,
+    right: Tensor,
+    added: Tensor | None,
+    into: Tensor,
+) -> Tensor:
     """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned addresses."""
     if into.shape[2] == 1:
         for own, matrix, column in zip(into, left, right, strict=True):

@@ -31,7 +31,7 @@ from leakbound.engines.reader import (
     convolution,
     max_pool,
 )
-from leakbound.engines.tape import Call, PerExample, Recording, Slot, record
+from leakbound.engines.tape import Call, PerExample, Recording, Slot, leaves, record
 
 _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
 
@@ -67,9 +67,31 @@ def read(task: Task, shape: Shape) -> Layers:
     }
     for at, name in loose.items():
         owns = name in trained
-        layers.append(Layer(Kind.TENSOR, {}, name, (), at, (), (), (name,), (), owns, live=owns))
+        layers.append(
+            Layer(
+                Kind.TENSOR,
+                {},
+                name,
+                (),
+                at,
+                (),
+                (),
+                (name,),
+                (),
+                owns,
+                live=owns,
+            )
+        )
     for at, tensor in found.constants.items():
-        constant = Layer(Kind.TENSOR, {"tensor": tensor}, "a constant", (), at, (), live=False)
+        constant = Layer(
+            Kind.TENSOR,
+            {"tensor": tensor},
+            "a constant",
+            (),
+            at,
+            (),
+            live=False,
+        )
         layers.append(constant)
     moving |= {layer.output for layer in layers if layer.owns}
     live |= moving
@@ -133,12 +155,20 @@ def _sequence(task: Task, shape: Shape) -> Layers:
     pairs = zip(parts, layers, strict=True)
     kept = [(name, layer) for (name, _), layer in pairs if layer.kind is not Kind.IDENTITY]
     return tuple(
-        replace(layer, name=name, sources=(at,), output=at + 1)
+        replace(
+            layer,
+            name=name,
+            sources=(at,),
+            output=at + 1,
+        )
         for at, (name, layer) in enumerate(kept)
     )
 
 
-def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | None:
+def _leaves(
+    model: nn.Module,
+    name: str = "",
+) -> list[tuple[str, nn.Module]] | None:
     """The layers of nested `nn.Sequential`s by name; None if a module is not PyTorch's own."""
     if type(model) is nn.Identity:
         return []
@@ -196,20 +226,10 @@ def _known(call: Call, found: Recording, uses: Counter[int]) -> Known | None:
     named = {own for own in (*weights, *buffers) if own is not None}
     # A shared weight is a layer of its own, where its gradients are added up.
     alone = all(uses[own] == 1 for own in weights if own is not None)
-    fixed = not any(isinstance(own, PerExample) for own in _inside(at.options))
+    fixed = not any(isinstance(own, PerExample) for own in leaves(at.options))
     if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
         return None
     return Known(at.kind, at.options, values, weights, buffers)
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for own in value:
-            yield from _inside(own)
-    else:
-        yield value
 
 
 def _any_call(call: Call, live: set[int]) -> Known:
@@ -235,7 +255,12 @@ def _everywhere(*names: str) -> Iterator[Any]:
                     yield getattr(owner, form)
 
 
-def _linear(_: Call, x: Any, weight: Any, bias: Any = None) -> Known:
+def _linear(
+    _: Call,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+) -> Known:
     return Known(Kind.LINEAR, {}, (x,), (weight, bias))
 
 
@@ -292,19 +317,34 @@ def _sum(_: Call, input: Any, other: Any) -> Known:
     return Known(Kind.SUM, {}, (input, other))
 
 
-def _softmax(_: Call, input: Any, dim: int, **more: Any) -> Known | None:
+def _softmax(
+    _: Call,
+    input: Any,
+    dim: int,
+    **more: Any,
+) -> Known | None:
     same = more.get("dtype") is None
     return Known(Kind.SOFTMAX, {"dim": dim}, (input,)) if same else None
 
 
-def _mean(call: Call, input: Any, dim: Any, keepdim: bool = False) -> Known | None:
+def _mean(
+    call: Call,
+    input: Any,
+    dim: Any,
+    keepdim: bool = False,
+) -> Known | None:
     sides = len(call.before)
     dims = tuple(d % sides for d in ([dim] if isinstance(dim, int) else dim))
     whole = 0 in dims  # the examples, too
     return None if whole else Known(Kind.MEAN, {"dims": dims, "keep": keepdim}, (input,))
 
 
-def _reshape(call: Call, input: Any, *_: Any, **__: Any) -> Known | None:
+def _reshape(
+    call: Call,
+    input: Any,
+    *_: Any,
+    **__: Any,
+) -> Known | None:
     examples = PerExample(0, 1)
     ends = call.before[:1] == call.after[:1] == (examples,)
     shape = call.after[1:]
@@ -312,7 +352,13 @@ def _reshape(call: Call, input: Any, *_: Any, **__: Any) -> Known | None:
     return Known(Kind.RESHAPE, {"shape": shape}, (input,)) if fits else None
 
 
-def _dropout(_: Call, input: Any, p: float = 0.5, training: bool = True, **__: Any) -> Known | None:
+def _dropout(
+    _: Call,
+    input: Any,
+    p: float = 0.5,
+    training: bool = True,
+    **__: Any,
+) -> Known | None:
     return Known(Kind.IDENTITY, {}, (input,)) if not training or p == 0 else None
 
 
@@ -323,7 +369,12 @@ def _activation(make: Any) -> Callable[..., Known]:
 
 
 def _pool(make: Any) -> Callable[..., Known | None]:
-    def of(call: Call, input: Any, *options: Any, **more: Any) -> Known | None:
+    def of(
+        call: Call,
+        input: Any,
+        *options: Any,
+        **more: Any,
+    ) -> Known | None:
         kind, chosen = make(*options, **more)
         return Known(kind, chosen, (input,)) if len(call.before) == 4 else None
 
@@ -356,7 +407,12 @@ def _permute(call: Call, input: Any, *dims: Any) -> Known | None:
     return Known(Kind.PERMUTE, {"order": tuple(d % sides for d in order)}, (input,))
 
 
-def _transpose(call: Call, input: Any, one: int, two: int) -> Known:
+def _transpose(
+    call: Call,
+    input: Any,
+    one: int,
+    two: int,
+) -> Known:
     order = list(range(len(call.before)))
     order[one], order[two] = order[two], order[one]
     return Known(Kind.PERMUTE, {"order": tuple(order)}, (input,))

@@ -74,7 +74,12 @@ class Choice:
         return bundle.Bundle(self.chain, parameters, kept, tasks[0].loss)
 
 
-def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | None:
+def choose(
+    task: Task,
+    rows: int,
+    shape: Shape,
+    many: bool = False,
+) -> Choice | None:
     """The engine for rows of gradients, each of a batch of shape (B, *S); None: use autograd.
 
     For a client with several local steps or minibatches, a row is the update. `many`: several
@@ -86,7 +91,12 @@ def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | 
     if not task.plan.is_sum or (task.plan.momentum and task.plan.steps > 1):
         return None
     if task.plan.steps > 1 or (task.plan.batch_size or shape[0]) < shape[0]:
-        plan = _paying(task, (task.plan.batch_size or shape[0], *shape[1:]), rows, curved=True)
+        plan = _paying(
+            task,
+            (task.plan.batch_size or shape[0], *shape[1:]),
+            rows,
+            curved=True,
+        )
         return None if plan is None else Choice(None, plan, local=True)
     chain = bundle.chain(task, shape[1:])
     small = shape[0] <= SMALL and len(task.parameters) <= LARGEST
@@ -98,7 +108,12 @@ def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | 
     return None if plan is None else Choice(None, plan)
 
 
-def _paying(task: Task, shape: Shape, rows: int, curved: bool = False) -> Layers | None:
+def _paying(
+    task: Task,
+    shape: Shape,
+    rows: int,
+    curved: bool = False,
+) -> Layers | None:
     """The layers for the single engine, if it is faster than autograd: see `ALONE`."""
     found = single.plan(task, shape, curved) if rows == 1 else None
     if found is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound.engines.activations import Kernel
 from leakbound.engines.base import kernels
 from leakbound.engines.norms import others
-from leakbound.engines.rules import Back, Given, Rule, paired, there
+from leakbound.engines.rules import Back, Given, Rule, paired, sides, there
 
 _convolve: Kernel = torch.ops.aten.convolution.default
 _adjoints: Callable[..., list[Tensor]] = torch.ops.aten.convolution_backward.default
@@ -24,7 +24,11 @@ _SLOW = 20480
 """PyTorch itself takes a single example of up to this many numbers as columns, in each call."""
 
 
-def convolution(given: Given, options: tuple[Any, ...], turned: list[int] | None = None) -> Rule:
+def convolution(
+    given: Given,
+    options: tuple[Any, ...],
+    turned: list[int] | None = None,
+) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
     `turned`: a transposed convolution, with this padding of its output. The rule depends only on
@@ -59,7 +63,14 @@ class Patches:
     def see(self, shape: torch.Size) -> tuple[int, int, int]:
         """Set another input shape; return the number of examples and the output's sides."""
         self.shape = shape
-        terms = zip(shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        terms = zip(
+            shape[2:],
+            self.padding,
+            self.dilation,
+            self.kernel,
+            self.stride,
+            strict=True,
+        )
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in terms)
         self.sides = (height, width)
         return shape[0], height, width
@@ -94,7 +105,10 @@ class Patches:
 
 class ConvolutionRule(Rule):
     def __init__(
-        self, given: Given, options: tuple[Any, ...], turned: list[int] | None = None
+        self,
+        given: Given,
+        options: tuple[Any, ...],
+        turned: list[int] | None = None,
     ) -> None:
         super().__init__(given)
         self.weight = there(given.weights[0])
@@ -120,7 +134,8 @@ class ConvolutionRule(Rule):
         return back
 
     def pulled(self, delta: Tensor) -> Tensor:
-        return self._back(delta, self.weight, [True, False, False])[0]
+        x = sides(self.x, delta)
+        return _adjoints(delta, x, self.weight, None, *self.how, [True, False, False])[0]
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         own = None if x is None else _convolve(x, self.weight, None, *self.how)
@@ -142,7 +157,12 @@ class ConvolutionRule(Rule):
         change += self._back(self.delta, self.directions[0], [True, False, False])[0]
         return change
 
-    def _back(self, delta: Tensor, weight: Tensor | None, mask: list[bool]) -> list[Tensor]:
+    def _back(
+        self,
+        delta: Tensor,
+        weight: Tensor | None,
+        mask: list[bool],
+    ) -> list[Tensor]:
         sizes = [delta.shape[1]] if mask[2] else None
         return _adjoints(delta, self.x, weight, sizes, *self.how, mask)
 
@@ -238,7 +258,14 @@ class PackedRule(ConvolutionRule):
         # The transpose of a convolution of stride 1 is a convolution with the kernel turned around,
         # so it can be packed too. It must not need a negative padding.
         if list(stride) == [1, 1]:
-            reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+            reach = [
+                d * (k - 1)
+                for d, k in zip(
+                    dilation,
+                    weight.shape[2:],
+                    strict=True,
+                )
+            ]
             margin = [r - p for r, p in zip(reach, padding, strict=True)]
             if min(margin) >= 0:
                 turned = weight.flip(2, 3).transpose(0, 1).contiguous()
@@ -308,7 +335,12 @@ def _pack(weight: Tensor, options: Any) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_convolution_weight(weight, *options, None))
 
 
-def _run(x: Tensor, packed: Tensor, bias: Tensor | None, options: Any) -> Tensor:
+def _run(
+    x: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    options: Any,
+) -> Tensor:
     value: Tensor = torch.ops.mkldnn._convolution_pointwise(
         x, packed, bias, *options, "none", [], ""
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from leakbound.randomness import Source, normal
 
 BYTES = 2**26
-TOGETHER = 16
+TOGETHER = 32
 """Up to this many rows, small kernels take as long for several directions as for one."""
 
 
@@ -36,7 +36,14 @@ class RandomDirections:
         for start in range(0, self.repetitions, together):
             count = min(together, self.repetitions - start)
             # Each draw covers the whole batch, so directions do not depend on the memory limit.
-            each = [normal(self.inputs.shape, self.source, like=self.inputs) for _ in range(count)]
+            each = [
+                normal(
+                    self.inputs.shape,
+                    self.source,
+                    like=self.inputs,
+                )
+                for _ in range(count)
+            ]
             drawn = torch.stack(each)
             for at in range(0, size, few):
                 part = slice(at, min(at + few, size))

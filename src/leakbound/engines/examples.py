@@ -30,6 +30,19 @@ from leakbound.randomness import normal
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
 _NORMS = (Kind.BATCH_NORM, Kind.GROUP_NORM, Kind.LAYER_NORM)
+_SHARED = {
+    Kind.IDENTITY,
+    Kind.SCALE,
+    Kind.RESHAPE,
+    Kind.AVERAGE_POOL,
+    Kind.ADAPTIVE_POOL,
+    Kind.MAX_POOL,
+    Kind.ACTIVATION,
+    Kind.LINEAR,
+    Kind.CONVOLUTION,
+    Kind.BATCH_NORM,
+}
+"""Layers whose rules take changes along several directions at once, at the same values."""
 _TOGETHER = 2**19
 """Numbers of weight changes that are held at once."""
 _GROUPED = 2**16
@@ -40,19 +53,23 @@ _CLOSE = 1e-7
 """Largest relative difference from autograd in float64."""
 
 
-def plan(task: Task, inputs: Tensor) -> Layers | None:
-    """The layers of the task's model for inputs (B, *S), or None: derivatives need `torch.func`.
+def plan(task: Task, inputs: Tensor) -> Passes | None:
+    """Passes through the task's model for inputs (B, *S), or None: derivatives need `torch.func`.
 
     A model is compared once with autograd, in float64. The answer is kept while the model lives.
-    Code of the user's may later do something else, so its outputs are compared for each batch.
+    Code of the user's may later do something else, so its outputs are compared for each batch;
+    then the forward pass has been made.
     """
     known = _KNOWN.setdefault(task.model, {})
     key = tuple(inputs.shape[1:])
     if key not in known:
         known[key] = _plan(task, key)
     layers = known[key]
-    if layers is None or _only_library(task.model) or _follows(task, layers, inputs.detach()):
-        return layers
+    if layers is None:
+        return None
+    passes = _passes(task, layers)
+    if _only_library(task.model) or _follows(task, passes, inputs.detach()):
+        return passes
     return None
 
 
@@ -66,10 +83,10 @@ def _only_library(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _follows(task: Task, layers: Layers, inputs: Tensor) -> bool:
+def _follows(task: Task, passes: Passes, inputs: Tensor) -> bool:
     """Whether the layers still give the model's outputs, up to rounding."""
     wanted = client.forward(task, inputs)
-    output = _passes(task, layers).forward(inputs)
+    output = passes.forward(inputs)
     if output.shape != wanted.shape:
         return False
     rounding = torch.finfo(wanted.dtype).eps ** 0.5
@@ -79,14 +96,20 @@ def _follows(task: Task, layers: Layers, inputs: Tensor) -> bool:
 def _plan(task: Task, shape: Shape) -> Layers | None:
     try:
         weights = arbitrary_weights(task)
-        own = replace(task, public=None, parameters=weights, kept=None)
-        # a mean over examples that gives no output a special place
-        own = replace(own, loss=lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean())
-        double = own.to(task.parameters.device, torch.float64)
-        found = pools_first(read(own, shape), exactly=False)  # constants have the task's type
+        # A mean over examples that gives no output a special place.
+        loss = lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean()  # noqa: E731
+        plain = replace(
+            task,
+            public=None,
+            parameters=weights,
+            kept=None,
+            loss=loss,
+        )
+        double = plain.to(task.parameters.device, torch.float64)
+        layers = pools_first(read(plain, shape), exactly=False)  # constants have the task's type
         # A trained weight that is a value itself has no input and delta of its own per example.
-        alone = all(layer.kind is not Kind.TENSOR for layer in found if layer.owns)
-        return found if alone and _agrees(double, found, shape) else None
+        alone = all(layer.kind is not Kind.TENSOR for layer in layers if layer.owns)
+        return layers if alone and _agrees(double, layers, shape) else None
     except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
         raise
     except Exception:  # a user's model may raise anything while it is traced
@@ -98,13 +121,17 @@ def _agrees(task: Task, layers: Layers, shape: Shape) -> bool:
     """Whether rows are examples in every layer, and the sums over them are autograd's."""
     source = torch.Generator().manual_seed(0)
     for size in (2, 3):  # another dimension of an input cannot have both
-        inputs = normal((size, *shape), source, like=task.parameters).requires_grad_()
+        inputs = normal(
+            (size, *shape),
+            source,
+            like=task.parameters,
+        ).requires_grad_()
         labels = torch.zeros(size, dtype=torch.long, device=inputs.device)
         gradient = client.gradient(task, inputs, labels)
         cotangent = normal(gradient.shape, source, like=gradient)
         # Of a sum: with a cotangent, PyTorch imports sympy to compare the shapes.
         (slopes,) = torch.autograd.grad((gradient * cotangent).sum(), inputs)
-        rows = ExampleRows(task, layers, inputs.detach(), labels)
+        rows = ExampleRows(task, _passes(task, layers), inputs.detach(), labels)
         if any(len(a) != size or len(d) != size for _, a, d in rows.weighted()):
             return False
         last = torch.zeros_like(slopes)
@@ -144,16 +171,32 @@ class Moved(NamedTuple):
 
 
 class ExampleRows:
-    """A model at N rows (N, *S) with their labels: all that does not depend on directions."""
+    """A model at N rows, all that does not depend on directions: examples (n, *S) with their
+    labels, and these again until there are `copies` of each.
+    """
 
     @torch.no_grad()
-    def __init__(self, task: Task, layers: Layers, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self,
+        task: Task,
+        passes: Passes,
+        inputs: Tensor,
+        labels: Tensor,
+        copies: int = 1,
+    ) -> None:
         self.task = task
-        self.labels = labels
         self.tensors = task.tensors(task.parameters.detach())
-        self.passes = _passes(task, layers)
-        self.output = self.passes.forward(inputs)
-        self.deltas = self.passes.backward(example_deltas(task.loss, self.output, labels))
+        self.passes = passes
+        self.size = len(inputs)
+        self.copies = copies
+        if not all(layer.kind in _SHARED for layer, _ in passes.layers):
+            inputs = repeated(inputs, copies)
+            labels = repeated(labels, copies)
+            self.copies = 1
+        self.labels = labels
+        made = bool(passes.values) and torch.equal(passes.values[0], inputs)
+        self.output = passes.values[passes.last] if made else passes.forward(inputs)
+        self.deltas = passes.backward(example_deltas(task.loss, self.output, labels))
 
     def weighted(self) -> Iterator[tuple[Layer, Tensor, Tensor]]:
         """The layers with trained weights, their inputs and deltas."""
@@ -167,20 +210,22 @@ class ExampleRows:
     def moved(self, directions: Tensor) -> Iterator[Moved]:
         """As `weighted`, when each row moves along its direction (N, *S)."""
         tangents = self.passes.tangent(directions)
-        last = tangents[self.passes.last][None]
-        change = example_delta_changes(self.task.loss, self.output, self.labels, last)[0]
-        changes = self.passes.moved(change, to_inputs=False)
-        rules = {layer.output: rule for layer, rule in self.passes.layers}
-        for layer, a, d in self.weighted():
-            rule = rules[layer.output]
-            da = tangents[layer.sources[0]]
+        last = tangents[self.passes.last].view(-1, *self.output.shape)
+        change = example_delta_changes(self.task.loss, self.output, self.labels, last)
+        weighted = [(layer, rule) for layer, rule in self.passes.layers if layer.owns]
+        seen = {layer.output: tangents[layer.sources[0]] for layer, _ in weighted}
+        for layer, rule in weighted:
             if isinstance(rule, NormRule | FixedNormRule):
-                da = rule.standard_change(da)
-            yield Moved(layer, a, da, d, changes[layer.output])
+                seen[layer.output] = rule.standard_change(seen[layer.output])
+        del tangents  # memory that is free before the next pass is used again by it
+        changes = self.passes.moved(change.flatten(0, 1), to_inputs=False)
+        for layer, a, d in self.weighted():
+            yield Moved(layer, a, seen[layer.output], d, changes[layer.output])
 
     def gradient(self) -> Tensor:
-        """(P,) the sum of the rows' gradients."""
-        each = ((at, self._sums(at, a[:, None], d[:, None])) for at, a, d in self.weighted())
+        """(P,) the sum of the examples' gradients."""
+        own = slice(self.size)
+        each = ((at, self._sums(at, a[own, None], d[own, None])) for at, a, d in self.weighted())
         return self._joined(each)[0]
 
     def each(self, directions: Tensor | None = None) -> Tensor:
@@ -188,18 +233,26 @@ class ExampleRows:
         if directions is None:
             plain = ((at, self._sums(at, a[None], d[None])) for at, a, d in self.weighted())
             return self._joined(plain)
-        return self._joined((at.layer, self._changes(at)) for at in self.moved(directions))
+        changes = list[tuple[Layer, list[Tensor]]]()
+        for at in self.moved(directions):
+            x, y = self._pairs(at)
+            changes.append((at.layer, self._sums(at.layer, x, y, y[:1])))
+        return self._joined(changes)
 
     def along(self, directions: Tensor, copies: int) -> Tensor:
         """(copies, P) the changes of the sum of the gradients over each copy of the batch.
 
         The rows are the batch `copies` times in a row.
         """
-        found = []
-        for layer, *parts in self.moved(directions):
-            a, da, d, dd = (torch.stack(part.chunk(copies), 1) for part in parts)
-            found.append((layer, self._sums(layer, torch.cat([a, da]), torch.cat([dd, d]), dd)))
-        return self._joined(found)
+        changes = list[tuple[Layer, list[Tensor]]]()
+        for at in self.moved(directions):
+            # The examples of one copy are summed, too.
+            x, y = (
+                own.view(2, copies, -1, *own.shape[2:]).transpose(1, 2).flatten(0, 1)
+                for own in self._pairs(at)
+            )
+            changes.append((at.layer, self._sums(at.layer, x, y, y[: len(y) // 2])))
+        return self._joined(changes)
 
     def squares(self, directions: Tensor) -> Tensor:
         """(P,) the sum of the rows' squared changes."""
@@ -209,7 +262,11 @@ class ExampleRows:
         """Inner products (N, N) of the rows' gradients, in float64. Those of a Linear layer are
         products of its inputs' and its deltas': no gradient of its weights is made.
         """
-        total = self.output.new_zeros(len(self.output), len(self.output), dtype=torch.float64)
+        total = self.output.new_zeros(
+            len(self.output),
+            len(self.output),
+            dtype=torch.float64,
+        )
         for layer, a, d in self.weighted():
             weight, bias = (name in self.task.names for name in layer.weights)
             if layer.kind is Kind.LINEAR and a.ndim == 2:
@@ -221,23 +278,31 @@ class ExampleRows:
                 total += gram(own.flatten(1))
         return total
 
-    def _changes(self, at: Moved, part: slice = slice(None)) -> list[Tensor]:
-        layer, a, da, d, dd = at
-        x = torch.stack([a[part], da[part]])
-        return self._sums(layer, x, torch.stack([dd[part], d[part]]), dd[None, part])
+    def _pairs(self, at: Moved) -> tuple[Tensor, Tensor]:
+        """Inputs and deltas (2, N, ...) whose products are summed: of (a, dd), and of (da, d)."""
+        x = torch.cat([*[at.a] * self.copies, at.da])
+        y = torch.cat([at.dd, *[at.d] * self.copies])
+        return x.view(2, -1, *x.shape[1:]), y.view(2, -1, *y.shape[1:])
 
     def _squares(self, at: Moved) -> list[Tensor]:
         if at.layer.kind is Kind.LINEAR and at.a.ndim == 2:
-            bias = at.dd.square().sum(0)
-            return [_outer_squares(*at[1:])[None], bias[None]]
+            a = repeated(at.a, self.copies)
+            d = repeated(at.d, self.copies)
+            return [_outer_squares(a, at.da, d, at.dd)[None], at.dd.square().sum(0)[None]]
         weight = self.tensors[str(at.layer.weights[0])]
         step = max(1, _TOGETHER // weight.numel())
-        parts = [slice(start, start + step) for start in range(0, len(at.a), step)]
-        each = [[own.square().sum(0) for own in self._changes(at, part)] for part in parts]
+        parts = zip(*(torch.split(own, step, 1) for own in self._pairs(at)), strict=True)
+        each = [
+            [own.square().sum(0) for own in self._sums(at.layer, x, y, y[:1])] for x, y in parts
+        ]
         return [torch.stack(own).sum(0)[None] for own in zip(*each, strict=True)]
 
     def _sums(
-        self, layer: Layer, x: Tensor, y: Tensor, shift: Tensor | None = None
+        self,
+        layer: Layer,
+        x: Tensor,
+        y: Tensor,
+        shift: Tensor | None = None,
     ) -> list[Tensor]:
         """The weight's products (m, ...) of x and y (s, m, ...), summed over s, and the bias's.
 
@@ -260,7 +325,11 @@ class ExampleRows:
             weight = (x * y).sum([0, *positions])
         return [weight, shift.sum([0, *positions])]
 
-    def _trained(self, layer: Layer, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _trained(
+        self,
+        layer: Layer,
+        parts: Sequence[Tensor],
+    ) -> dict[str, Tensor]:
         pairs = zip(layer.weights, parts, strict=True)
         return {name: own for name, own in pairs if name is not None and name in self.task.names}
 
@@ -274,12 +343,12 @@ class ExampleRows:
 
 @dataclass(frozen=True, eq=False)
 class ExamplePasses:
-    """A batch (B, *S) and the layers of its model, at most `step` rows at a time."""
+    """A batch (B, *S) and passes through its model, at most `step` rows at a time."""
 
     task: Task
     inputs: Tensor
     labels: Tensor
-    layers: Layers
+    passes: Passes
     step: int
     _last: dict[tuple[int, int, int], ExampleRows] = field(default_factory=dict)
 
@@ -288,11 +357,9 @@ class ExamplePasses:
         key = (part.start, part.stop, copies)
         if key not in self._last:
             self._last.clear()
-            x, y = (
-                own[part].repeat(copies, *[1] * (own.ndim - 1))
-                for own in (self.inputs, self.labels)
-            )
-            self._last[key] = ExampleRows(self.task, self.layers, x, y)
+            x = self.inputs[part]
+            y = self.labels[part]
+            self._last[key] = ExampleRows(self.task, self.passes, x, y, copies)
         return self._last[key]
 
     def squares(self, pairs: Directions) -> tuple[Tensor, Tensor]:
@@ -304,7 +371,7 @@ class ExamplePasses:
             rows = self.rows(part, len(directions))
             total += rows.squares(directions.flatten(0, 1))
             if part.start == seen:  # not visited before
-                gradient += rows.gradient() / len(directions)
+                gradient += rows.gradient()
                 seen = part.stop
         return total, gradient / len(self.inputs)
 
@@ -321,17 +388,23 @@ class ExamplePasses:
                 rows = self.rows(part, len(own))
                 changes[start : start + len(own)] += rows.along(own.flatten(0, 1), len(own))
                 start += len(own)
-            gradient += rows.gradient() / len(own)
+            gradient += rows.gradient()
         return changes / size, gradient / size
 
 
-def elements(layers: Layers) -> int:
+def elements(passes: Passes) -> int:
     """Approximate count of numbers for one row, with its passes."""
     # values, what their derivatives need, deltas, and the changes of values and deltas
-    return 5 * sum(math.prod(layer.after) for layer in layers) + math.prod(layers[0].before)
+    first, _ = passes.layers[0]
+    return 5 * sum(math.prod(layer.after) for layer, _ in passes.layers) + math.prod(first.before)
 
 
-def _convolved(weight: Tensor, options: Any, x: Tensor, y: Tensor) -> Tensor:
+def _convolved(
+    weight: Tensor,
+    options: Any,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
     """Weight gradients (m, *W) of a convolution, summed over s, from x and y (s, m, ...)."""
     *how, groups = options["options"]
     turned = options.get("turned")
@@ -350,13 +423,23 @@ def _convolved(weight: Tensor, options: Any, x: Tensor, y: Tensor) -> Tensor:
     wide = weight.new_empty(count * len(weight), *weight.shape[1:])  # only its sides are used
     x = x.flatten(1, 2)
     y = y.flatten(1, 2)
-    found: Tensor = torch.ops.aten.convolution_backward(
+    gradients: Tensor = torch.ops.aten.convolution_backward(
         y, x, wide, None, *how, *more, count * groups, mask
     )[1]
-    return found.view(count, *weight.shape)
+    return gradients.view(count, *weight.shape)
 
 
-def _outer_squares(a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> Tensor:
+def repeated(rows: Tensor, copies: int) -> Tensor:
+    """All rows, `copies` times in a row."""
+    return rows if copies == 1 else rows.repeat(copies, *[1] * (rows.ndim - 1))
+
+
+def _outer_squares(
+    a: Tensor,
+    da: Tensor,
+    d: Tensor,
+    dd: Tensor,
+) -> Tensor:
     """The sum over rows of (dd a^T + d da^T)^2, as products of matrices."""
     left = torch.maximum(a.abs().amax(), da.abs().amax())
     right = torch.maximum(d.abs().amax(), dd.abs().amax())

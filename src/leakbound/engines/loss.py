@@ -20,7 +20,13 @@ class CrossEntropy:
         self.size = size
         self.mass: Tensor | None = None
         if labels.ndim == 1:
-            deltas = torch.scatter(self.chances, 1, labels[:, None].long(), -1.0, reduce="add")
+            deltas = torch.scatter(
+                self.chances,
+                1,
+                labels[:, None].long(),
+                -1.0,
+                reduce="add",
+            )
         else:
             # Soft labels may not sum to 1 while an attack searches for them.
             self.mass = labels.sum(-1, keepdim=True)
@@ -60,7 +66,13 @@ class _EveryPosition:
 class _Elementwise:
     """As `CrossEntropy`, for a loss whose outputs each have a label, such as squared errors."""
 
-    def __init__(self, loss: NamedLoss, logits: Tensor, labels: Tensor, size: int) -> None:
+    def __init__(
+        self,
+        loss: NamedLoss,
+        logits: Tensor,
+        labels: Tensor,
+        size: int,
+    ) -> None:
         assert loss.mean is not None
         assert loss.slope is not None
         mean = loss.mean(logits)
@@ -90,7 +102,11 @@ class _Traced:
             if labels.is_floating_point():
                 self.labels.requires_grad_()
             value = loss(self.logits, self.labels)
-            (self.slopes,) = torch.autograd.grad(value, self.logits, create_graph=True)
+            (self.slopes,) = torch.autograd.grad(
+                value,
+                self.logits,
+                create_graph=True,
+            )
         self.deltas = self.slopes.detach()
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +131,12 @@ def closed(loss: Loss) -> bool:
     return named(loss).elementwise or named(loss).name == "cross_entropy"
 
 
-def head(loss: Loss, logits: Tensor, labels: Tensor, size: int | None = None) -> LossHead:
+def head(
+    loss: Loss,
+    logits: Tensor,
+    labels: Tensor,
+    size: int | None = None,
+) -> LossHead:
     """The derivatives at logits of `size` rows per batch; None: all are one batch."""
     own = named(loss)
     size = len(logits) if size is None else size
@@ -135,7 +156,12 @@ def example_deltas(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
     return _by_autograd(loss, output, labels)[1].detach()
 
 
-def example_delta_changes(loss: Loss, output: Tensor, labels: Tensor, moved: Tensor) -> Tensor:
+def example_delta_changes(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+    moved: Tensor,
+) -> Tensor:
     """The change (k, n, K) of `example_deltas` when the output changes by `moved`."""
     if _classes_alone(loss, output, labels):
         chances = torch.softmax(output, 1)
@@ -148,7 +174,16 @@ def example_delta_changes(loss: Loss, output: Tensor, labels: Tensor, moved: Ten
     # Of sums: with a cotangent, PyTorch imports sympy to compare the shapes.
     with torch.enable_grad():
         sums = [(delta * way).sum() for way in moved]
-    return torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in sums])
+    return torch.stack(
+        [
+            torch.autograd.grad(
+                one,
+                leaf,
+                retain_graph=True,
+            )[0]
+            for one in sums
+        ]
+    )
 
 
 def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
@@ -157,7 +192,11 @@ def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
     return named(loss).name == "cross_entropy" and whole and bool((labels >= 0).all())
 
 
-def _by_autograd(loss: Loss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _by_autograd(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaf = output.detach().requires_grad_()
         # The loss is a mean over examples; times n, a row is the derivative of its own loss.

@@ -74,10 +74,19 @@ class FixedNormRule(Rule):
             product = delta * (self.x - channels(self.mean, delta))
             if self.change is not None:
                 product.addcmul_(self.delta, self.change)
-            torch.mul(product.sum(others(delta)), self.rate, out=self.gradients[0])
+            torch.mul(
+                product.sum(others(delta)),
+                self.rate,
+                out=self.gradients[0],
+            )
         self.write_bias(delta, others(delta))
 
-    def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
         return _batch_norm(x, weight, bias, self.mean, self.variance, False, 0.0, self.eps)[0]
 
 
@@ -169,7 +178,11 @@ class NormRule(Rule):
         """The dimensions over which a weight is shared."""
         return others(value)
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _norm(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The value, and the sets' means and rates."""
         raise NotImplementedError
 
@@ -178,7 +191,12 @@ class NormRule(Rule):
     ) -> tuple[Tensor | None, ...]:
         raise NotImplementedError
 
-    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+    def _shared(
+        self,
+        one: Tensor,
+        other: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         """The sets' rates times their means of the (weighted) product, as they broadcast."""
         raise NotImplementedError
 
@@ -194,7 +212,11 @@ class GroupNormRule(NormRule):
     def sizes(self) -> tuple[int, int, int, int]:
         return (len(self.x), self.x.shape[1], math.prod(self.x.shape[2:]), self.groups)
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _norm(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
 
     def _back(
@@ -202,7 +224,12 @@ class GroupNormRule(NormRule):
     ) -> tuple[Tensor | None, ...]:
         return _group_norm_backward(delta, self.x, self.mean, self.rate, weight, *self.sizes, mask)
 
-    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+    def _shared(
+        self,
+        one: Tensor,
+        other: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         size, count, places, groups = self.sizes
         product = one * other
         totals = product.sum(tuple(range(2, product.ndim))) if product.ndim > 2 else product
@@ -216,7 +243,12 @@ class GroupNormRule(NormRule):
 class LayerNormRule(NormRule):
     """Each set is one position's values over the last dimensions, of this shape."""
 
-    def __init__(self, given: Given, shape: tuple[int, ...], eps: float) -> None:
+    def __init__(
+        self,
+        given: Given,
+        shape: tuple[int, ...],
+        eps: float,
+    ) -> None:
         super().__init__(given, eps)
         self.shape = shape
 
@@ -229,7 +261,11 @@ class LayerNormRule(NormRule):
     def standard(self) -> Tensor:
         return (self.x - self.mean).mul_(self.rate)  # a third of the kernel's time
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _norm(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return _layer_norm(self.x, self.shape, weight, bias, self.eps)
 
     def _back(
@@ -238,7 +274,12 @@ class LayerNormRule(NormRule):
         given = (self.x, self.shape, self.mean, self.rate, weight, self.bias, mask)
         return _layer_norm_backward(delta, *given)
 
-    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+    def _shared(
+        self,
+        one: Tensor,
+        other: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         product = one * other
         rows = product.flatten(product.ndim - len(self.shape))
         totals = rows.sum(-1) if weight is None else rows @ weight.flatten()
@@ -248,7 +289,11 @@ class LayerNormRule(NormRule):
 class BatchNormRule(NormRule):
     """Each set is one channel of all examples: the batch's statistics."""
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _norm(
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # Without running statistics, because buffers of the model are never written to.
         return _batch_norm(self.x, weight, bias, None, None, True, 0.0, self.eps)
 
@@ -258,7 +303,12 @@ class BatchNormRule(NormRule):
         given = (weight, None, None, self.mean, self.rate, True, self.eps, mask)
         return _batch_norm_backward(delta, self.x, *given)
 
-    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+    def _shared(
+        self,
+        one: Tensor,
+        other: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
         product = one * other
         totals = product.sum(others(product)).mul_(self.rate)
         totals = totals if weight is None else totals * weight

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from leakbound import client
 from leakbound._util import copies
@@ -221,7 +222,12 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     return first
 
 
-def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
+def steady(
+    task: Task,
+    example: Tensor,
+    name: str,
+    path: Path,
+) -> None:
     """Check forward that the layer gets from an example (1, *S) what the path says, in every mode
     and for DRAWS draws of the generators, bit by bit the same.
 
@@ -259,7 +265,13 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
         raise NoPath("the layer gets something else from the answer")
 
 
-def unchanging(task: Task, inputs: Tensor, name: str, *, whole: bool = True) -> bool:
+def unchanging(
+    task: Task,
+    inputs: Tensor,
+    name: str,
+    *,
+    whole: bool = True,
+) -> bool:
     """Whether a module gets the same from these inputs in every mode, with no random draw before.
 
     A path need not exist: the module may get codes, or features among others. Unless `whole`, only
@@ -278,7 +290,12 @@ def unchanging(task: Task, inputs: Tensor, name: str, *, whole: bool = True) -> 
                 generators = _generators(task, draw)
                 end = suppress(_Entered)
                 with generators, watched as seen, torch.no_grad(), end:
-                    client.call(replace(task, model=model), tensors, inputs, twice=False)
+                    client.call(
+                        replace(task, model=model),
+                        tensors,
+                        inputs,
+                        twice=False,
+                    )
             except Exception:  # batch norm in training mode takes no single value
                 if mode == "as given":
                     return False
@@ -297,13 +314,22 @@ def _modes(task: Task) -> Iterator[tuple[str, nn.Module]]:
     yield "evaluation", copies.duplicate(task.model, shared=True).eval()
 
 
-def _probes(task: Task, count: int, shape: tuple[int, ...], at: int) -> Tensor:
+def _probes(
+    task: Task,
+    count: int,
+    shape: tuple[int, ...],
+    at: int,
+) -> Tensor:
     source = stream(at, "path", "probes")
     if task.domain is not None:
         drawn = task.domain.start(count, source).to(task.parameters.device)
         return drawn.to(task.parameters) if drawn.is_floating_point() else drawn
     low, high = task.input_range
-    return low + (high - low) * uniform((count, *shape), source, like=task.parameters)
+    return low + (high - low) * uniform(
+        (count, *shape),
+        source,
+        like=task.parameters,
+    )
 
 
 def _tensors(task: Task) -> dict[str, Tensor]:
@@ -315,7 +341,12 @@ def _tensors(task: Task) -> dict[str, Tensor]:
     }
 
 
-def _run(task: Task, model: nn.Module, tensors: dict[str, Tensor], inputs: Tensor) -> None:
+def _run(
+    task: Task,
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    inputs: Tensor,
+) -> None:
     """One forward pass as in a training."""
     with torch.enable_grad():
         client.call(replace(task, model=model), tensors, inputs, twice=False)
@@ -344,7 +375,11 @@ def _of_numpy() -> Any:
 
 @contextmanager
 def _watched(
-    model: nn.Module, name: str, drawn: list[bool] | None = None, *, whole: bool = True
+    model: nn.Module,
+    name: str,
+    drawn: list[bool] | None = None,
+    *,
+    whole: bool = True,
 ) -> Iterator[list[Tensor]]:
     """What the layer gets; and whether numbers were drawn before. Unless `whole`, the run ends at
     the layer.
@@ -352,7 +387,11 @@ def _watched(
     seen = list[Tensor]()
     before = _drawn_so_far()
 
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(
+        _: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         seen.append(next(_tensors_in((args, kwargs))).detach().clone())
         if drawn is not None:
             drawn.append(_drawn_so_far() != before)
@@ -366,7 +405,12 @@ def _watched(
         hook.remove()
 
 
-def _traced(task: Task, model: nn.Module, inputs: Tensor, name: str) -> Path:
+def _traced(
+    task: Task,
+    model: nn.Module,
+    inputs: Tensor,
+    name: str,
+) -> Path:
     tensors = _tensors(task)
     layer = model.get_submodule(name)
     prefix = f"{name}." if name else ""
@@ -425,7 +469,12 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # else its first use imports PyTorch's compiler, which takes a second
 
-    def __init__(self, inputs: Tensor, own: Sequence[Tensor], trained: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        own: Sequence[Tensor],
+        trained: Sequence[Tensor],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside = False
         self.drawn = False
@@ -475,7 +524,13 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NoPath("the model treats examples of a batch in different ways")
         return Path(index[0], scale[0], shift[0])
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         # Looked up before the call, which may overwrite its arguments.
         given = [*_tensors_in((args, kwargs))]
@@ -565,7 +620,11 @@ class _Handed(TorchFunctionMode):
         self.tracer = tracer
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if getattr(func, "__name__", "") in _READS:
             held = {_memory(tensor) for tensor in _tensors_in((args, kwargs))}
@@ -597,22 +656,10 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for own in value:
-            yield from _tensors_in(own)
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
     """Nested arguments with their tensors replaced in order."""
     left = iter(tensors)
-
-    def of(own: Any) -> Any:
-        if isinstance(own, Tensor):
-            return next(left)
-        return [of(part) for part in own] if isinstance(own, tuple | list) else own
-
-    return [of(own) for own in value]
+    return tree_map_only(Tensor, lambda _: next(left), value)

@@ -77,7 +77,12 @@ Layers = tuple[Layer, ...]
 
 
 def convolution(
-    kernel: Sequence[Any], stride: Any, padding: Any, dilation: Any, groups: int, turned: Any = None
+    kernel: Sequence[Any],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    turned: Any = None,
 ) -> Options:
     """The options of a convolution, from the size of its kernel and PyTorch's arguments.
 
@@ -158,4 +163,9 @@ def pools_first(layers: Layers, exactly: bool = True) -> Layers:
 
 
 def _as(place: Layer, layer: Layer) -> Layer:
-    return replace(place, kind=layer.kind, options=layer.options, name=layer.name)
+    return replace(
+        place,
+        kind=layer.kind,
+        options=layer.options,
+        name=layer.name,
+    )

@@ -118,7 +118,11 @@ class SumRule(Rule):
         self.shape = value.shape
         return value
 
-    def tangent(self, x: Tensor | None, other: Tensor | None = None) -> Tensor | None:
+    def tangent(
+        self,
+        x: Tensor | None,
+        other: Tensor | None = None,
+    ) -> Tensor | None:
         if x is None or other is None:
             own = other if x is None else x
             return own if own is None else own.expand(self.shape)
@@ -160,7 +164,12 @@ class BilinearRule(Rule):
     def back(self, x: Tensor, other: Tensor) -> Back:
         return x, other
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         """The product, added to `into`, which may be overwritten."""
         raise NotImplementedError
 
@@ -171,7 +180,12 @@ class BilinearRule(Rule):
 class ProductRule(BilinearRule):
     """The product of every element, where sides may broadcast."""
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return x * other if into is None else into.addcmul_(x, other)
 
     left = right = of
@@ -204,13 +218,28 @@ class MatrixProductRule(BilinearRule):
     def back(self, x: Tensor, other: Tensor) -> Back:
         return x.view(self.shapes[0]), other.view(self.shapes[1])
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return torch.bmm(x, other) if into is None else into.baddbmm_(x, other)
 
-    def left(self, delta: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def left(
+        self,
+        delta: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return self.of(delta, other.mT, into)
 
-    def right(self, x: Tensor, delta: Tensor, into: Tensor | None = None) -> Tensor:
+    def right(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return self.of(x.mT, delta, into)
 
 
@@ -241,7 +270,7 @@ class ReshapeRule(StraightRule):
         return x.reshape(len(x), *self.options["shape"])
 
     def pulled(self, delta: Tensor) -> Tensor:
-        return delta.reshape(self.x.shape)
+        return delta.reshape(len(delta), *self.x.shape[1:])
 
 
 class PermuteRule(StraightRule):
@@ -278,7 +307,7 @@ class AveragePoolRule(StraightRule):
         return nn.functional.avg_pool2d(x, *self.options["options"])
 
     def pulled(self, delta: Tensor) -> Tensor:
-        return _average_pool_backward(delta, self.x, *self.options["options"])
+        return _average_pool_backward(delta, sides(self.x, delta), *self.options["options"])
 
 
 class AdaptivePoolRule(StraightRule):
@@ -287,8 +316,13 @@ class AdaptivePoolRule(StraightRule):
 
     def pulled(self, delta: Tensor) -> Tensor:
         if self.options["size"] == (1, 1):
-            return (delta / self.x[0, 0].numel()).expand(self.x.shape)
-        return _adaptive_pool_backward(delta, self.x)
+            return (delta / self.x[0, 0].numel()).expand(-1, -1, *self.x.shape[2:])
+        return _adaptive_pool_backward(delta, sides(self.x, delta))
+
+
+def sides(x: Tensor, delta: Tensor) -> Tensor:
+    """An input with as many rows as the delta, for kernels that use only its sides."""
+    return x if len(x) == len(delta) else x[:1].expand(len(delta), *x.shape[1:])
 
 
 class MaxPoolRule(Rule):
@@ -300,7 +334,13 @@ class MaxPoolRule(Rule):
         self.x: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        value, self.places = _max_pool(x, *self.options)
+        # PyTorch's kernel for the CPU is several times faster with the channels last.
+        turned = x.device.type == "cpu" and x.is_contiguous()
+        seen = x.contiguous(memory_format=torch.channels_last) if turned else x
+        value, self.places = _max_pool(seen, *self.options)
+        if turned:
+            value = value.contiguous()
+            self.places = self.places.contiguous()
         if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
             # Two places: earlier layers still need the delta in the first one in the last pass.
             self.back = torch.empty_like(x)
@@ -312,6 +352,8 @@ class MaxPoolRule(Rule):
         if x is None:
             return None
         places = self.places
+        if len(x) > len(places):
+            places = places.repeat(len(x) // len(places), 1, 1, 1)
         if places.is_contiguous():
             return x.flatten(2).gather(2, places.flatten(2)).view(places.shape)
         rows = x.permute(0, 2, 3, 1).flatten(1, 2)
@@ -322,7 +364,17 @@ class MaxPoolRule(Rule):
         return self._put(delta, self.back) if self.moving else None
 
     def moved(self, delta: Tensor) -> Tensor:
-        return self._put(delta, self.back_change)
+        size, *inner = self.back.shape
+        if len(delta) != len(self.back_change):
+            self.back_change = delta.new_empty(len(delta), *inner)
+        parts = zip(
+            torch.split(delta, size),
+            torch.split(self.back_change, size),
+            strict=True,
+        )
+        for part, place in parts:
+            self._put(part, place)
+        return self.back_change
 
     def _put(self, delta: Tensor, place: Tensor) -> Tensor:
         # fresh memory for so many zeros would cost more than they do
@@ -336,6 +388,7 @@ class ActivationRule(Rule):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
+        self.shape = x.shape
         value, self.saved = self.function.value(x)
         return value
 
@@ -346,14 +399,19 @@ class ActivationRule(Rule):
         return self.function.times_slope(self.saved, delta)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        self.x = x
-        return None if x is None else self.function.times_slope(self.saved, x)
+        self.x = x if self.function.curved else None
+        return None if x is None else self._times_slope(x)
 
     def moved(self, delta: Tensor) -> Tensor:
-        plain = self.function.times_slope(self.saved, delta)
-        if self.x is None or not self.function.curved:
-            return plain
-        return plain.addcmul_(self.function.second(self.saved).mul_(self.x), self.delta)
+        change = self._times_slope(delta)
+        if self.x is not None:
+            x = self.x.view(-1, *self.shape)
+            change.view(x.shape).addcmul_(x * self.function.second(self.saved), self.delta)
+        return change
+
+    def _times_slope(self, t: Tensor) -> Tensor:
+        change = self.function.times_slope(self.saved, t.view(-1, *self.shape))
+        return change.flatten(0, 1)
 
 
 class SoftmaxRule(Rule):
@@ -381,7 +439,11 @@ class SoftmaxRule(Rule):
         mean = (self.value * self.delta).sum(self.dim, keepdim=True)
         # y' (delta - mean) + y (delta' - sum(y delta') - sum(y' delta))
         rate = torch.addcmul(delta * self.value, self.change, self.delta - mean)
-        return rate.addcmul_(self.value, rate.sum(self.dim, keepdim=True), value=-1)
+        return rate.addcmul_(
+            self.value,
+            rate.sum(self.dim, keepdim=True),
+            value=-1,
+        )
 
     def pulled(self, delta: Tensor) -> Tensor:
         return _softmax_backward(delta, self.value, self.dim, self.value.dtype)
@@ -409,23 +471,25 @@ class LinearRule(Rule):
         return delta.mm(self.weight).view(self.shape) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        x = None if x is None else _rows(x)
         if self.frozen:
-            return None if x is None else self._value(nn.functional.linear(x, self.weight))
+            if x is None:
+                return None
+            return nn.functional.linear(_rows(x), self.weight).view(*x.shape[:-1], -1)
+        x = None if x is None else _rows(x)
         direction, shift = self.directions
         self.change = x if self.curved else None
         change = nn.functional.linear(self.x, there(direction), shift)
         return self._value(change if x is None else change.addmm_(x, self.weight.t()))
 
     def moved(self, delta: Tensor) -> Back:
-        delta = _rows(delta)
-        if self.curved and not self.frozen:
-            rows, values = paired(delta, self.delta, self.x, self.change)
-            torch.mm(rows.t(), values, out=there(self.gradients[0]))
-            self.write_bias(delta, 0)
-        change = delta.mm(self.weight)
-        if not self.frozen:
-            change.addmm_(self.delta, there(self.directions[0]))
+        rows = _rows(delta)
+        if self.frozen:
+            return rows.mm(self.weight).view(*delta.shape[:-1], -1)
+        if self.curved:
+            left, right = paired(rows, self.delta, self.x, self.change)
+            torch.mm(left.t(), right, out=there(self.gradients[0]))
+            self.write_bias(rows, 0)
+        change = rows.mm(self.weight).addmm_(self.delta, there(self.directions[0]))
         return change.view(self.shape)
 
     def _value(self, rows: Tensor) -> Tensor:
@@ -468,7 +532,12 @@ class StraightCallRule(Rule):
     examples = 1
     """How many examples the call is about, set before each `forward`."""
 
-    def __init__(self, given: Given, call: Call, live: tuple[bool, ...]) -> None:
+    def __init__(
+        self,
+        given: Given,
+        call: Call,
+        live: tuple[bool, ...],
+    ) -> None:
         super().__init__(given)
         self.call = call
         self.live = live
@@ -527,7 +596,15 @@ class CurvedCallRule(StraightCallRule):
         self.pairs = []
         if all(x is None for x in xs) or not self.value.requires_grad:
             return None
-        changes = [x for x, own in zip(xs, self.sources, strict=True) if own.requires_grad]
+        changes = [
+            x
+            for x, own in zip(
+                xs,
+                self.sources,
+                strict=True,
+            )
+            if own.requires_grad
+        ]
         pairs = zip(self.slopes, changes, strict=True)
         self.pairs = [(s, x) for s, x in pairs if x is not None and s.requires_grad]
         if not self.pairs:
@@ -542,7 +619,10 @@ class CurvedCallRule(StraightCallRule):
 
 
 def paired(
-    delta: Tensor, before: Tensor, x: Tensor, change: Tensor | None
+    delta: Tensor,
+    before: Tensor,
+    x: Tensor,
+    change: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Twice the examples, so that one product of the two is <delta, x> + <before, change>."""
     if change is None:

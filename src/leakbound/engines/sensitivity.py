@@ -20,7 +20,7 @@ from leakbound.engines import examples
 from leakbound.engines.directions import Directions, RandomDirections, UnitDirections, fitting
 from leakbound.engines.examples import ExamplePasses, ExampleRows
 from leakbound.engines.loss import closed
-from leakbound.engines.reader import Layers
+from leakbound.engines.rules import Passes
 from leakbound.randomness import Source, normal, stream
 
 __all__ = [
@@ -76,7 +76,11 @@ class Sensitivity:
 
     def of(self, kept: Tensor) -> Sensitivity:
         """The estimate for a model that has only the weights where `kept` (P,) is True."""
-        return replace(self, values=self.values * kept, gradient=self.gradient * kept)
+        return replace(
+            self,
+            values=self.values * kept,
+            gradient=self.gradient * kept,
+        )
 
 
 def sensitivity(
@@ -150,20 +154,24 @@ def sensitivity(
 
 
 def _squares(
-    task: Task, inputs: Tensor, labels: Tensor, pairs: Directions, chunk: int | None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    pairs: Directions,
+    chunk: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The sums (P,) over pairs of the squared changes of each example's gradient; the gradient."""
     total = torch.zeros_like(task.parameters)
-    layers = examples.plan(task, inputs)
+    passes = examples.plan(task, inputs)
     if not _is_mean(task, inputs, labels):
         for part, directions in pairs.blocks(1):
             alone = inputs.new_zeros(1, *inputs.shape)
             # Times n, because the caller divides by n^2, as for a mean.
             alone[:, part] = len(inputs) * directions
             total += along(task, inputs, labels, alone)[0].detach().square()
-    elif layers is not None:
-        step = chunk or fitting(examples.elements(layers), inputs)
-        return ExamplePasses(task, inputs, labels, layers, step).squares(pairs)
+    elif passes is not None:
+        step = chunk or fitting(examples.elements(passes), inputs)
+        return ExamplePasses(task, inputs, labels, passes, step).squares(pairs)
     else:
         step = chunk or fitting(_elements(task, inputs[:1]), inputs)
         for part, directions in pairs.blocks(step):
@@ -178,7 +186,14 @@ def _is_mean(task: Task, inputs: Tensor, labels: Tensor) -> bool:
     if _known_mean(task, labels):
         return True
     outputs = client.forward(task, inputs)
-    for own in (outputs, normal(outputs.shape, stream(0, "outputs"), like=outputs)):
+    for own in (
+        outputs,
+        normal(
+            outputs.shape,
+            stream(0, "outputs"),
+            like=outputs,
+        ),
+    ):
         pairs = zip(torch.split(own, 1), torch.split(labels, 1), strict=True)
         each = torch.stack([task.loss(*pair) for pair in pairs])
         if not torch.allclose(task.loss(own, labels), each.mean(), rtol=1e-4):
@@ -198,9 +213,18 @@ def _batch(
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
-        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
+        drawn = torch.stack(
+            [
+                normal(
+                    inputs.shape,
+                    source,
+                    like=inputs,
+                )
+                for _ in range(count)
+            ]
+        )
         with torch.no_grad():
-            gradient, changes = _moved(task, inputs, labels, drawn, chunk)
+            gradient, changes = moved(task, inputs, labels, drawn, chunk)
         total += changes.square().sum(0)
     return total / directions, gradient
 
@@ -210,7 +234,12 @@ def _elements(task: Task, inputs: Tensor) -> int:
     return 4 * len(task.parameters) + 64 * inputs.numel()
 
 
-def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:
+def pair_changes(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    tangents: Tensor,
+) -> Tensor:
     """As `example_changes`, for any model that `torch.func` can differentiate."""
 
     def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
@@ -224,7 +253,12 @@ def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -
     return each.detach()
 
 
-def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+def along(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+) -> Tensor:
     """Change (k, P) of the gradient when the whole batch moves along each of directions (k, B, *S).
 
     Pure `torch.func`, differentiable in the inputs and in the directions.
@@ -232,11 +266,17 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
     return vmap(lambda way: client.input_jvp(task, inputs, labels, way))(directions)
 
 
-def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+def moved(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
     Differentiable as `along` is. If no derivatives are needed, most models use the engine of
-    `examples`.
+    `examples`, `chunk` rows at a time.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -244,20 +284,14 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
         >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), directions)]
         [torch.Size([10]), torch.Size([3, 10])]
     """
-    return _moved(task, inputs, labels, directions, None)
-
-
-def _moved(
-    task: Task, inputs: Tensor, labels: Tensor, directions: Tensor, chunk: int | None
-) -> tuple[Tensor, Tensor]:
     traced = _traced(inputs, labels, directions, task.parameters)
-    layers = None if traced else _layers(task, inputs, labels)
-    if layers is None:
+    passes = None if traced else _passes(task, inputs, labels)
+    if passes is None:
         changes = along(task, inputs, labels, directions)
         return client.pure_gradient(task, inputs, labels), changes
     with torch.no_grad():
-        step = chunk or fitting(examples.elements(layers), inputs)
-        changes, gradient = ExamplePasses(task, inputs, labels, layers, step).along(directions)
+        step = chunk or fitting(examples.elements(passes), inputs)
+        changes, gradient = ExamplePasses(task, inputs, labels, passes, step).along(directions)
     if task.kept is not None:
         return gradient * task.kept, changes * task.kept
     return gradient, changes
@@ -283,15 +317,19 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         >>> example_gradients(Task.of(model), torch.ones(3, 4), torch.tensor([0, 1, 1])).shape
         torch.Size([3, 10])
     """
-    layers = _layers(task, inputs, labels)
-    if layers is None:
+    passes = _passes(task, inputs, labels)
+    if passes is None:
         return client.example_gradients(task, inputs, labels).detach()
-    found = ExampleRows(task, layers, inputs.detach(), labels).each()
+    found = ExampleRows(task, passes, inputs.detach(), labels).each()
     return found if task.kept is None else found * task.kept
 
 
 @torch.no_grad()
-def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+def example_products(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor | None:
     """Inner products (B, B) of `example_gradients` in float64, without these gradients; None if the
     engine does not support the model, or the examples at once take more than MOST_BYTES.
 
@@ -301,24 +339,29 @@ def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | Non
         torch.Size([3, 3])
     """
     large = _elements(task, inputs) * inputs.element_size() > MOST_BYTES
-    layers = None if large or task.kept is not None else _layers(task, inputs, labels)
-    return None if layers is None else ExampleRows(task, layers, inputs.detach(), labels).products()
+    passes = None if large or task.kept is not None else _passes(task, inputs, labels)
+    return None if passes is None else ExampleRows(task, passes, inputs.detach(), labels).products()
 
 
 @torch.no_grad()
-def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+def example_changes(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+) -> Tensor:
     """Change (B, P) of every example's gradient along that example's direction (B, *S).
 
     Includes a pruned model's missing weights, as if they were present.
     """
-    layers = _layers(task, inputs, labels)
-    if layers is None:
+    passes = _passes(task, inputs, labels)
+    if passes is None:
         return pair_changes(task, inputs, labels, directions)
-    return ExampleRows(task, layers, inputs.detach(), labels).each(directions)
+    return ExampleRows(task, passes, inputs.detach(), labels).each(directions)
 
 
-def _layers(task: Task, inputs: Tensor, labels: Tensor) -> Layers | None:
-    """The layers for the engine of examples, if the loss is the mean of each example's own."""
+def _passes(task: Task, inputs: Tensor, labels: Tensor) -> Passes | None:
+    """Passes by the engine of examples, if the loss is the mean of each example's own."""
     whole = _known_mean(task, labels) and not task.coupled
     return examples.plan(task, inputs) if whole else None
 

@@ -67,7 +67,11 @@ RULES: Mapping[Kind, Callable[..., Rule]] = {
 """The rules of all kinds of layers, by their data and options."""
 
 
-def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
+def plan(
+    task: Task,
+    input_shape: Shape,
+    curved: bool = False,
+) -> Layers | None:
     """The layers of the task's model for inputs (B, *S); None if autograd is needed.
 
     A plan is compared once with autograd, at random inputs, in float64 and in the task's type; if
@@ -91,7 +95,12 @@ class Single:
 
     num_searches = 1
 
-    def __init__(self, task: Task, plan: Layers, row: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        plan: Layers,
+        row: Tensor | None = None,
+    ) -> None:
         self.task = task
         tensors = task.tensors(task.parameters.detach())
         curved = row is not None
@@ -130,7 +139,11 @@ class Single:
             raise ValueError("pull was called before gradient; call gradient first")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
-        for (layer, rule), still in zip(self.passes.layers, self.frozen, strict=True):
+        for (layer, rule), still in zip(
+            self.passes.layers,
+            self.frozen,
+            strict=True,
+        ):
             if layer.owns:
                 rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
         moved = self.passes.tangent(None)[self.passes.last]
@@ -165,10 +178,21 @@ class LocalSteps:
         size = self.task.plan.batch_size or inputs.shape[1]
         parts = [slice(at, at + size) for at in range(0, inputs.shape[1], size)]
         self.parts = [parts[at % len(parts)] for at in range(len(self.steps))]
-        for at, (step, part) in enumerate(zip(self.steps, self.parts, strict=True)):
+        for at, (step, part) in enumerate(
+            zip(
+                self.steps,
+                self.parts,
+                strict=True,
+            )
+        ):
             if at:
                 # In place, because the rules hold views of these parameters.
-                torch.sub(self.start, self.total, alpha=self.rate, out=step.task.parameters)
+                torch.sub(
+                    self.start,
+                    self.total,
+                    alpha=self.rate,
+                    out=step.task.parameters,
+                )
             own = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
             _ = self.total.add_(own) if at else self.total.copy_(own)
         return self.total[None]
@@ -204,10 +228,15 @@ def layers_of(task: Task, shape: Shape) -> Layers:
 def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
     try:
         weights = arbitrary_weights(task)
-        plain = replace(task, public=None, parameters=weights, kept=None)
+        # A loss in which no place is special.
+        loss = lambda outputs, _: torch.sin(outputs).mean()  # noqa: E731
         plain = replace(
-            plain, loss=lambda outputs, _: torch.sin(outputs).mean()
-        )  # no special place
+            task,
+            public=None,
+            parameters=weights,
+            kept=None,
+            loss=loss,
+        )
         double = plain.to(task.parameters.device, torch.float64)
         for own, within in ((double, EXACT), (plain, ROUNDED)):
             found = layers_of(own, shape)  # constants have the task's type
@@ -234,7 +263,11 @@ def arbitrary_weights(task: Task) -> Tensor:
 
 
 def _agrees(
-    task: Task, found: Layers, shape: Shape, within: tuple[float, float], curved: bool
+    task: Task,
+    found: Layers,
+    shape: Shape,
+    within: tuple[float, float],
+    curved: bool,
 ) -> bool:
     """Whether gradient and derivatives equal autograd's, at random inputs and cotangent."""
     source = torch.Generator().manual_seed(0)
@@ -256,5 +289,10 @@ def _agrees(
     mine = engine.gradient(x[None], labels[None])[0].clone()
     slopes = (engine.pull(cotangent[None]).inputs[0], engine.row)
     most = (within[0], within[1], within[1])
-    pairs = zip((mine, *slopes), (gradient.detach(), *wanted), most, strict=False)
+    pairs = zip(
+        (mine, *slopes),
+        (gradient.detach(), *wanted),
+        most,
+        strict=False,
+    )
     return all(bool((one - other).norm() <= off * other.norm()) for one, other, off in pairs)

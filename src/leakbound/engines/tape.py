@@ -116,7 +116,11 @@ class _Recorder(TorchFunctionMode):
         self.count = 1
 
     def __torch_function__(
-        self, func: Any, types_: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types_: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in _UNFOLDED:
@@ -127,7 +131,7 @@ class _Recorder(TorchFunctionMode):
                 return _attention(*args, **kwargs)
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        tensors = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(id(own) in self.numbers for own in tensors):
             if name in _BRANCHES:
                 raise Unrecordable(f"the model reads values in Python ({name})")
@@ -139,7 +143,12 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _note(
-        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], result: Any
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        result: Any,
     ) -> None:
         several = isinstance(result, tuple | list) and not isinstance(result, torch.Size)
         results = list(enumerate(result)) if several else [(None, result)]
@@ -201,7 +210,11 @@ def _attention(
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         size = scores.shape[-2:]
-        attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.ones(
+            size,
+            dtype=torch.bool,
+            device=query.device,
+        ).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
     elif attn_mask is not None:
@@ -209,12 +222,13 @@ def _attention(
     return scores.softmax(-1) @ value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested lists, dictionaries and slices hold."""
     if isinstance(value, tuple | list):
         for own in value:
-            yield from _leaves(own)
+            yield from leaves(own)
     elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
+        yield from leaves(tuple(value.values()))
     elif isinstance(value, slice):
         yield from (value.start, value.stop, value.step)
     else:
@@ -267,7 +281,12 @@ def _run(task: Task, shape: tuple[int, ...]) -> Recording:
     return recorder.found
 
 
-def _joined(one: Call, other: Call, few: int, more: int) -> Call:
+def _joined(
+    one: Call,
+    other: Call,
+    few: int,
+    more: int,
+) -> Call:
     """One call for any number of examples, of two."""
 
     def join(a: Any, b: Any) -> Any:

@@ -21,7 +21,7 @@ from leakbound.defenses import Clip, Defense, GaussianNoise, chain
 from leakbound.flower.facts import describe
 from leakbound.flower.messages import digest, only_arrays
 from leakbound.flower.nesting import Seal, watched_seals
-from leakbound.risk.deployment.facts import Deployment, Mistake
+from leakbound.risk.deployment.facts import Mistake
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class Applied:
 
     def about(self, reply: Message) -> dict[str, str]:
         """The metadata of the last reply's update: what it declares, and what it does not."""
-        note = self._note_of_server()
-        about = {declared.NOTE: note} if note else {}
+        about = self._of_server()
         if not self._steps:
             return about
         want = digest(only_arrays(reply.content, "the reply")[1])
@@ -121,36 +120,41 @@ class Applied:
             return {**about, **declares(links, f"{who}, seen in the app while it ran")}
         return undeclared(". ".join([*about.values(), words]))
 
-    def described(self, mods: Sequence[Any]) -> tuple[Deployment, tuple[Mistake, ...]] | None:
-        """The facts of the strategy that started and these mods; None if none started."""
+    def mistakes(self, mods: Sequence[Any]) -> tuple[Mistake, ...]:
+        """Those of the strategy that started, with these mods."""
         if self.strategy is None:
-            return None
-        return describe(self.strategy, mods, rounds=self.rounds, arrays=self.arrays)
+            return ()
+        return describe(
+            self.strategy,
+            mods,
+            rounds=self.rounds,
+            arrays=self.arrays,
+        )[1]
 
-    def _note_of_server(self) -> str | None:
+    def _of_server(self) -> dict[str, str]:
+        """A note in an update's metadata if the strategy adds noise to it later."""
         if self.strategy is None:
-            return None
-        found, _ = describe(self.strategy)
-        if found.noise.at != "server":
-            return None
-        does = "clips and adds noise" if found.clip.at == "server" else "adds noise"
-        return (
+            return {}
+        deployment, _ = describe(self.strategy)
+        if deployment.noise.at != "server":
+            return {}
+        does = "clips and adds noise" if deployment.clip.at == "server" else "adds noise"
+        note = (
             f"the server's strategy {does} after it has the updates: the server sees each update "
             "without this, so it is not declared"
         )
+        return {declared.NOTE: note}
 
     def _start(self, real: Any) -> Any:
-        # apps give these by position or by name
         signature = inspect.signature(real)
 
-        def start(*given: Any, **named: Any) -> Any:
-            bound = signature.bind(*given, **named)
+        def start(*args: Any, **named: Any) -> Any:
+            bound = signature.bind(*args, **named)  # apps give these by position or by name
             bound.apply_defaults()
-            values = bound.arguments
-            self.strategy = values["self"]
-            self.rounds = values.get("num_rounds")
-            self.arrays = values.get("initial_arrays")
-            return real(*given, **named)
+            self.strategy = bound.arguments["self"]
+            self.rounds = bound.arguments.get("num_rounds")
+            self.arrays = bound.arguments.get("initial_arrays")
+            return real(*args, **named)
 
         return start
 
@@ -160,21 +164,25 @@ class Applied:
         def around(real: Any) -> Any:
             signature = inspect.signature(real)
 
-            def change(*given: Any, **named: Any) -> Any:
-                values = list(signature.bind(*given, **named).arguments.values())
-                arrays = values[0]
-                level = float(values[-1])
-                before = self._digest(values[0])
-                found = real(*given, **named)
+            def change(*args: Any, **named: Any) -> Any:
+                arrays, *_, level = signature.bind(*args, **named).arguments.values()
+                before = self._digest(arrays)
+                result = real(*args, **named)
                 if level > 0:
-                    self._step(f"Flower's {mod}", [link(level)], before, arrays)
-                return found
+                    self._step(f"Flower's {mod}", [link(float(level))], before, arrays)
+                return result
 
             return change
 
         return around
 
-    def _step(self, who: str, links: Sequence[Defense], before: str, arrays: Any) -> None:
+    def _step(
+        self,
+        who: str,
+        links: Sequence[Defense],
+        before: str,
+        arrays: Any,
+    ) -> None:
         if any(np.ndim(v) == 0 and np.asarray(v).dtype.kind == "f" for v in arrays):
             links = ()  # Flower neither clips a scalar nor adds noise to it
         self._steps.append(AppliedStep(who, tuple(links), before, self._digest(arrays)))
@@ -182,9 +190,8 @@ class Applied:
     def _digest(self, arrays: Sequence[Any]) -> str:
         """That of the record that Flower's mods make of these arrays."""
         keys = self._keys if len(self._keys) == len(arrays) else map(str, range(len(arrays)))
-        return digest(
-            ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(keys, arrays, strict=True)})
-        )
+        named = zip(keys, arrays, strict=True)
+        return digest(ArrayRecord({key: Array(np.asarray(value)) for key, value in named}))
 
     def _sealed(self, seal: Seal) -> None:
         self._rates.add(seal.rate)

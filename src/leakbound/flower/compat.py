@@ -22,7 +22,12 @@ from flwr.supercore.task_identity import TaskIdentity
 __all__ = ["delivered", "empty_run", "error_reply", "flower_name", "log", "take_identity"]
 
 
-def error_reply(message: Message, reason: str, *, raised: bool = False) -> Message:
+def error_reply(
+    message: Message,
+    reason: str,
+    *,
+    raised: bool = False,
+) -> Message:
     """A reply with a reason and no content: from a mod, or from an app that raised."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.MOD_FAILED_PRECONDITION
     return Message(Error(code=code, reason=reason), reply_to=message)

@@ -209,39 +209,45 @@ def describe(
         >>> found.clip.norm, found.noise.multiplier, found.noise.at, found.participation.law
         (0.5, 1.0, 'server', 'all')
     """
-    check.given(check.count, rounds=rounds, population=population, replies=replies)
+    check.given(
+        check.count,
+        rounds=rounds,
+        population=population,
+        replies=replies,
+    )
     rule = _rule(strategy)
-    effects = [one for mod in reversed(mods) for one in _effects(mod, rule)]
-    clips = {one.name for one in effects if one.clips}
+    effects = [effect for mod in reversed(mods) for effect in _effects(mod, rule)]
+    clips = {effect.name for effect in effects if effect.clips}
     stated = _of_clients(effects)
     if rule.noisy is not None and "none" in (stated["noise.at"], stated.get("clip.kind")):
         stated = _of_strategy(rule, effects)
     elif stated["noise.at"] == "none" and not rule.known:  # it may add noise, or clip
         stated = {key: value for key, value in stated.items() if value != "none"}
     at = stated.get("noise.at")
+    weights = "uniform" if rule.strict else "examples"
     if at != "none":
         stated.setdefault("noise.seeded", seeded)
     stated |= _participation(rule, population, replies)
     cohort = stated.get("participation.cohort")
     if at == "server" and cohort and rule.noisy.num_sampled_clients != cohort:
         stated = _divided(rule, stated, cohort)
-    if any(one.masks for one in effects):
+    if any(effect.masks for effect in effects):
         stated |= {"secure_aggregation.on": True, "secure_aggregation.kind": "secagg"}
     stated |= {
         "title": f"Flower: {rule.name or type(rule.outer).__name__}",
         "unit": "client" if at in ("client", "server") else None,
-        "weights": _weights(rule),
+        "weights": weights if _averages(rule.inner) else None,
         "sizes": None if sizes is None else tuple(sizes),
         "rounds": rounds,
         "correlation": None if at is None else "none",
         "sends": ("examples", "clip bit") if "adaptiveclipping_mod" in clips else None,
     }
-    given, general = described(stated)
-    named = (*_of_flower(clips, rule, given, arrays), *_of_order(effects, rule, given))
-    own = [said(name, RULES, **names) for name, names in named]
-    adaptive = any(one.key == "clip.adaptive" for one in own)
-    rest = (one for one in general if not (adaptive and one.name == "adaptive-clip"))
-    return given, (*own, *rest)
+    deployment, general = described(stated)
+    named = (*_of_flower(clips, rule, deployment, arrays), *_of_order(effects, rule, deployment))
+    mistakes = [said(name, RULES, **names) for name, names in named]
+    if any(mistake.key == "clip.adaptive" for mistake in mistakes):
+        general = tuple(mistake for mistake in general if mistake.name != "adaptive-clip")
+    return deployment, (*mistakes, *general)
 
 
 def _rule(strategy: Any) -> ServerRule:
@@ -293,7 +299,11 @@ def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
     if isinstance(link, ClipExamples):
         return ModEffect(name, {**_l2(link.clip_norm), "clip.kind": "example"})
     if isinstance(link, GaussianNoise):
-        return ModEffect(name, {**noise, "noise.std": rate * link.noise_std}, gradient=gradient)
+        return ModEffect(
+            name,
+            {**noise, "noise.std": rate * link.noise_std},
+            gradient=gradient,
+        )
     if type(link) is GaussianMechanism:  # not one whose noise is correlated over rounds
         level = {"noise.multiplier": link.noise_multiplier, "noise.at": "optimizer"}
         local = {"local.steps": mod.setup.steps, "local.batch": mod.setup.batch_size}
@@ -305,28 +315,31 @@ def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
 
 def _of_clients(effects: Sequence[ModEffect]) -> dict[str, Any]:
     """The first noise of the clients, and the last clip before it."""
-    at = next((i for i, one in enumerate(effects) if one.noisy), len(effects))
-    bound = next((one for one in reversed(effects[:at]) if one.clips), None)
-    stated: dict[str, Any] = {"clip.kind": "none"} if bound is None else dict(bound.facts)
-    if bound is not None and any(one.unknown for one in effects[effects.index(bound) : at]):
-        stated = {}  # it may undo the clip
-    if at == len(effects):
-        return {**stated, "noise.at": "none"}
-    first = effects[at]
-    stated |= first.facts
-    if bound is not None and bound.gradient != first.gradient:  # the rate between is not known
-        stated.pop("noise.std", None)
-    return stated
+    stated: dict[str, Any] = {"clip.kind": "none"}
+    clip: ModEffect | None = None
+    for effect in effects:
+        if effect.clips:
+            clip = effect
+            stated = dict(effect.facts)
+        elif clip is not None and effect.unknown:
+            stated = {}  # it may undo the clip
+        elif effect.noisy:
+            stated |= effect.facts
+            if clip is not None and clip.gradient != effect.gradient:
+                stated.pop("noise.std", None)  # the rate between is not known
+            return stated
+    return {**stated, "noise.at": "none"}
 
 
-def _of_strategy(rule: ServerRule, effects: Sequence[ModEffect]) -> dict[str, Any]:
+def _of_strategy(
+    rule: ServerRule,
+    effects: Sequence[ModEffect],
+) -> dict[str, Any]:
     """The noise that the strategy adds, and the clip that it relies on."""
-    stated: dict[str, Any]
+    clips = (effect.facts for effect in effects if effect.name == rule.mod)
+    stated: dict[str, Any] = dict(next(clips, {"clip.kind": "none"}))
     if rule.mod is None:
         stated = _clip(rule, rule.noisy.clipping_norm, "server")
-    else:
-        clips = [one.facts for one in effects if one.name == rule.mod]
-        stated = dict(clips[0]) if clips else {"clip.kind": "none"}
     z = float(rule.noisy.noise_multiplier)
     if rule.adapts and z > 0:  # the attribute is z_v, which leaves room for the clip bits
         z = (z**-2 + (2 * rule.noisy.clipped_count_stddev) ** -2) ** -0.5
@@ -340,32 +353,29 @@ def _of_strategy(rule: ServerRule, effects: Sequence[ModEffect]) -> dict[str, An
 def _clip(rule: ServerRule, norm: float | None, at: str) -> dict[str, Any]:
     if norm is None or not rule.adapts:
         return {**_l2(0.0, at), "clip.norm": norm}
-    own = rule.noisy
     return {
         **_l2(norm, at),
         "clip.kind": "adaptive",
-        "clip.adaptive.quantile": own.target_clipped_quantile,
-        "clip.adaptive.rate": own.clip_norm_lr,
-        "clip.adaptive.bit_noise": own.clipped_count_stddev or None,
+        "clip.adaptive.quantile": rule.noisy.target_clipped_quantile,
+        "clip.adaptive.rate": rule.noisy.clip_norm_lr,
+        "clip.adaptive.bit_noise": rule.noisy.clipped_count_stddev or None,
         "clip.adaptive.faults": bool(faults.of_adaptive(rule.name)),
     }
 
 
 def _averages(inner: Any) -> bool:
     """Whether the updates are averaged as FedAvg does."""
-    for kind, name in ((FedAvg, "aggregate_train"), (OlderFedAvg, "aggregate_fit")):
-        if isinstance(inner, kind):
-            return getattr(type(inner), name) is getattr(kind, name)
-    return False
+    kind = type(inner)
+    if isinstance(inner, FedAvg):
+        return kind.aggregate_train is FedAvg.aggregate_train
+    return isinstance(inner, OlderFedAvg) and kind.aggregate_fit is OlderFedAvg.aggregate_fit
 
 
-def _weights(rule: ServerRule) -> Any:
-    if not _averages(rule.inner):
-        return None
-    return "uniform" if rule.strict else "examples"
-
-
-def _participation(rule: ServerRule, population: int | None, replies: int | None) -> dict[str, Any]:
+def _participation(
+    rule: ServerRule,
+    population: int | None,
+    replies: int | None,
+) -> dict[str, Any]:
     inner = rule.inner
     cohort = getattr(rule.noisy, "num_sampled_clients", None)
     share = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", None))
@@ -388,7 +398,11 @@ def _participation(rule: ServerRule, population: int | None, replies: int | None
     }
 
 
-def _divided(rule: ServerRule, stated: Mapping[str, Any], cohort: int) -> dict[str, Any]:
+def _divided(
+    rule: ServerRule,
+    stated: Mapping[str, Any],
+    cohort: int,
+) -> dict[str, Any]:
     """The noise on the sum of the clients that are really sampled."""
     said = rule.noisy.num_sampled_clients
     z = stated["noise.multiplier"]
@@ -401,30 +415,30 @@ def _divided(rule: ServerRule, stated: Mapping[str, Any], cohort: int) -> dict[s
 def _of_flower(
     clipping: set[str],
     rule: ServerRule,
-    given: Deployment,
+    deployment: Deployment,
     arrays: Mapping[str, Any] | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Faults of the installed Flower that this app meets: names, and what their texts name."""
     clips = clipping | ({rule.name} if "ServerSide" in rule.name else set())
-    found = {fault for name in clips for fault in faults.of_clip(name)}
-    found |= faults.of_adaptive(rule.name) if rule.adapts else set()
-    sent = {name: (tuple(v.shape), str(v.dtype)) for name, v in (arrays or {}).items()}
-    bare = next((name for name, (shape, _) in sent.items() if not shape), None)
-    whole = next((name for name, (shape, kind) in sent.items() if shape and "int" in kind), None)
-    adaptive = given.clip.adaptive
-    who = given.participation
+    met = {fault for name in clips for fault in faults.of_clip(name)}
+    met |= faults.of_adaptive(rule.name) if rule.adapts else set()
+    sent = (arrays or {}).items()
+    bare = next((name for name, value in sent if not value.shape), None)
+    whole = next((name for name, value in sent if value.shape and "int" in str(value.dtype)), None)
+    adaptive = deployment.clip.adaptive
     ratio = None
     if adaptive is not None and adaptive.rate is not None and adaptive.quantile is not None:
         # A larger exponent overflows a float.
         ratio = math.exp(min(700.0, adaptive.rate * (1 - adaptive.quantile)))
     needs = {"scalars-pass": bare, "integer-buffers": whole, "noise-of-next-norm": ratio}
     for name in RULES:
-        if name in found and needs.get(name, True) is not None:
+        if name in met and needs.get(name, True) is not None:
             yield name, {"bare": bare, "whole": whole, "ratio": ratio}
-    if given.noise.at != "server":
+    if deployment.noise.at != "server":
         return
-    if given.weights == "examples" and given.sizes is None:
+    if deployment.weights == "examples" and deployment.sizes is None:
         yield "example-weights", {}
+    who = deployment.participation
     unsure = who.population is None or who.replies is None
     if unsure and not rule.strict and faults.only_warns(rule.name):
         yield "count-mismatch", {"count": rule.noisy.num_sampled_clients}
@@ -433,22 +447,23 @@ def _of_flower(
 
 
 def _of_order(
-    effects: Sequence[ModEffect], rule: ServerRule, given: Deployment
+    effects: Sequence[ModEffect], rule: ServerRule, deployment: Deployment
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Mods that are missing or in a wrong place."""
-    noises = [i for i, one in enumerate(effects) if one.noisy]
-    clips = [i for i, one in enumerate(effects) if one.clips]
-    masks = [i for i, one in enumerate(effects) if one.masks]
-    if noises and clips and given.clip.kind == "none":
+    noises = [at for at, effect in enumerate(effects) if effect.noisy]
+    clips = [at for at, effect in enumerate(effects) if effect.clips]
+    masks = [at for at, effect in enumerate(effects) if effect.masks]
+    if noises and clips and deployment.clip.kind == "none":
         names = {"noise": effects[noises[0]].name, "clip": effects[clips[0]].name}
         yield "noise-before-clip", names
     if masks and max([*noises, *clips], default=-1) > masks[0]:
         yield "masked-before-clip", {"mask": effects[masks[0]].name}
     if masks and "ServerSide" in rule.name:
         yield "clip-of-average", {}
-    if rule.mod is not None and rule.mod not in {effects[i].name for i in clips}:
+    if rule.mod is not None and rule.mod not in {effects[at].name for at in clips}:
         yield "no-client-clip", {"mod": rule.mod}
     end = noises[0] if noises else len(effects)
-    late = [one.name for one in effects[min(clips, default=end) : end] if one.unknown]
+    after = effects[min(clips, default=end) : end]
+    late = [effect.name for effect in after if effect.unknown]
     if late and (noises or rule.noisy is not None):
         yield "unknown-mod", {"late": late[0]}

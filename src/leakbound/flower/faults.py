@@ -40,19 +40,19 @@ def of_clip(name: str) -> frozenset[str]:
     """
     if not (hasattr(client_mods, name) or hasattr(strategies, name)):
         return frozenset()
-    found = set()
+    faults = set()
     out = _clipped(name, [np.array([np.nan, 3.0, 4.0])])
     if out is not None and np.abs(np.nan_to_num(np.concatenate(out))).max() > NORM * 1.01:
-        found.add("nan-disables-clip")
+        faults.add("nan-disables-clip")
     if _clipped(name, [np.zeros(3)]) is None:
-        found.add("zero-update-raises")
+        faults.add("zero-update-raises")
     out = _clipped(name, [np.array([3.0, 4.0]), np.array(7.0)])
     if out is not None and abs(float(out[1])) > NORM * 1.01:
-        found.add("scalars-pass")
+        faults.add("scalars-pass")
     whole = [np.array([3.0, 4.0]), np.array([5])]
     if _clipped(name, whole) is None or (name == "LocalDpMod" and _cuts_noise()):
-        found.add("integer-buffers")
-    return frozenset(found)
+        faults.add("integer-buffers")
+    return frozenset(faults)
 
 
 def of_adaptive(name: str) -> frozenset[str]:
@@ -69,17 +69,22 @@ def of_adaptive(name: str) -> frozenset[str]:
     """
     # two updates of twice the norm: both are clipped, so the norm should grow by e^1
     with _quiet():
-        rule = _strategy(name, clients=2, noise=0.05, clip_norm_lr=2.0)
+        rule = _strategy(
+            name,
+            clients=2,
+            noise=0.05,
+            clip_norm_lr=2.0,
+        )
         update = np.full(WIDE, 2 * NORM / WIDE**0.5)
         sent = update if "ServerSide" in name else update / 2  # the clients clip in the latter
         mean = _aggregated(rule, [np.zeros(WIDE)], [[sent], [sent]])
     if mean is None:
         return frozenset()
     level = float((mean[0] - update / 2).std()) * 2 / rule.noise_multiplier  # of which norm
-    found = {"adaptive-wrong-sign"} if rule.clipping_norm < NORM else set()
+    faults = {"adaptive-wrong-sign"} if rule.clipping_norm < NORM else set()
     if abs(np.log(level / rule.clipping_norm)) < abs(np.log(level / NORM)):
-        found.add("noise-of-next-norm")
-    return frozenset(found)
+        faults.add("noise-of-next-norm")
+    return frozenset(faults)
 
 
 def only_warns(name: str) -> bool:
@@ -124,14 +129,24 @@ def _through(mod: Any, start: Values, update: Values) -> list[Any] | None:
     return list(next(iter(reply.content.array_records.values())).to_numpy_ndarrays())
 
 
-def _strategy(name: str, *, clients: int, noise: float = 0.0, **settings: Any) -> Any:
+def _strategy(
+    name: str,
+    *,
+    clients: int,
+    noise: float = 0.0,
+    **settings: Any,
+) -> Any:
     kind = getattr(strategies, name)
     norm = {"initial_clipping_norm" if "Adaptive" in name else "clipping_norm": NORM}
     given = {"noise_multiplier": noise, "num_sampled_clients": clients, **norm}
     return kind(strategies.FedAvg(), **given, **settings)
 
 
-def _aggregated(rule: Any, start: Values, updates: Sequence[Values]) -> list[Any] | None:
+def _aggregated(
+    rule: Any,
+    start: Values,
+    updates: Sequence[Values],
+) -> list[Any] | None:
     rule.current_arrays = _arrays(start)
     mean, _ = rule.aggregate_train(1, [_reply(update, norm_bit=1) for update in updates])
     return None if mean is None else list(mean.to_numpy_ndarrays())

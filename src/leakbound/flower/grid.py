@@ -58,8 +58,8 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
             node = number + 2  # 1 is the server
-            own: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
-            self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
+            place: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
+            self.contexts[node] = Context(run_id, node, place, RecordDict(), dict(run_config or {}))
 
     def set_run(self, run: Any) -> None:
         """Do nothing: the run is this process."""
@@ -76,7 +76,13 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        return Message(
+            content,
+            dst_node_id,
+            message_type,
+            ttl=ttl,
+            group_id=group_id,
+        )
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes.
@@ -136,6 +142,11 @@ def run(
     **settings: Any,
 ) -> InProcessGrid:
     """Run a whole app in this process; returns the grid. Arguments as in `InProcessGrid`."""
-    grid = InProcessGrid(client_app, clients, run_config=run_config, **settings)
+    grid = InProcessGrid(
+        client_app,
+        clients,
+        run_config=run_config,
+        **settings,
+    )
     server_app(grid, Context(1, 1, {}, RecordDict(), dict(run_config or {})))
     return grid

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from numpy.lib import format as npy
 from torch import Tensor
 
 from leakbound.client_side.setup import MOST_BYTES, Conflict
 from leakbound.client_side.state import packed, unpacked
 from leakbound.defenses.base import Chain
+from leakbound.tensors import of_bytes
 
-HEADER = 10_000
-"""The most bytes of an array's own header; longer ones are rejected unread."""
 COUNTS = ("num-examples", "num_examples")
 """Metrics in which clients report their number of examples."""
 SENT = "the server's message"
@@ -89,7 +86,11 @@ def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     return records[0]
 
 
-def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[str, str]:
+def names(
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    what: str,
+) -> dict[str, str]:
     """The model's name for each key of a record: the key, or the name at its position if numbered.
 
     A record of plain NumPy arrays (`get_weights`, Flower's `NumPyClient`) has the keys 0, 1, ...
@@ -141,7 +142,10 @@ def read(
 
 
 def write(
-    changed: Mapping[str, Tensor], record: ArrayRecord, like: Mapping[str, Tensor], what: str
+    changed: Mapping[str, Tensor],
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    what: str,
 ) -> ArrayRecord:
     """A record with the keys, order and types of `record`, and the new values in `changed`."""
     fresh = dict(record)
@@ -163,55 +167,36 @@ def digest(record: ArrayRecord) -> str:
 
 def _values(array: Array, like: Tensor, where: str) -> Tensor:
     """The values of an array, if it is what it declares and what the model expects."""
-    wanted = tuple(like.shape)
     if array.stype != _STORAGE:
         raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is supported")
-    shape, kind, order, start = _header(array.data[:HEADER], where)
+    values = of_bytes(where, array.data)
+    kind = str(values.dtype)
     declared = bool(array.dtype or array.shape)  # Flower's older interface declares nothing
-    if declared and (tuple(array.shape), array.dtype) != (shape, str(kind)):
+    if declared and (tuple(array.shape), array.dtype) != (values.shape, kind):
         raise ValueError(
             f"{where} declares {array.dtype[:40]} of shape {tuple(array.shape)}, but its own "
-            f"header declares {kind} of {shape}"
+            f"header declares {kind} of {values.shape}"
         )
-    if str(kind) not in _TYPES:
+    if kind not in _TYPES:
         raise ValueError(f"{where} has the type {kind}; known are {list(_TYPES)}")
-    if shape != wanted:
+    if values.shape != like.shape:
         raise ValueError(
-            f"{where} has shape {shape}, but the model's is {wanted}; give the Setup the model "
-            "that is trained"
+            f"{where} has shape {values.shape}, but the model's is {tuple(like.shape)}; give the "
+            "Setup the model that is trained"
         )
-    own = _KINDS[torch.empty(0, dtype=like.dtype).numpy().dtype.kind]
-    if _KINDS[kind.kind] != own:
-        raise ValueError(f"{where} holds {kind} numbers, but the model's are {own}")
-    size = like.numel() * kind.itemsize
-    if start + size != len(array.data):
-        raise ValueError(
-            f"{where} declares {kind} of shape {shape}, which is {size} bytes, but "
-            f"{len(array.data) - start} bytes follow its header"
-        )
-    flat = np.frombuffer(array.data, kind, like.numel(), start)
+    expected = _KINDS[torch.empty(0, dtype=like.dtype).numpy().dtype.kind]
+    if _KINDS[values.dtype.kind] != expected:
+        raise ValueError(f"{where} holds {kind} numbers, but the model's are {expected}")
     # A copy: the bytes of a message are read-only.
-    return torch.from_numpy(flat.reshape(shape, order=order).copy(order="C"))
+    return torch.from_numpy(values.copy(order="C"))
 
 
-def _header(
-    head: bytes, where: str
-) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"], int]:
-    """Shape, type and order by the array's own header, and where the numbers start."""
-    stream = BytesIO(head)
-    try:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"its format is {version}")
-        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        # NumPy evaluates the header as a Python literal, so its length has a limit.
-        shape, fortran, kind = reader(stream, max_header_size=HEADER)
-    except Exception as error:  # a parser may fail in many ways on malicious bytes
-        raise ValueError(f"{where} has a header that cannot be read: {error}") from error
-    return shape, kind, "F" if fortran else "C", stream.tell()
-
-
-def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
+def save(
+    records: RecordDict,
+    key: str,
+    owner: str,
+    value: Any,
+) -> None:
     """Put a value under a key: its tensors as arrays, the rest as text. `load` checks the owner."""
     tree, tensors = packed(value)
     arrays = {name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
@@ -219,7 +204,12 @@ def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
     records[f"{key}.tree"] = ConfigRecord({"tree": tree, "owner": owner})
 
 
-def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
+def load(
+    records: RecordDict,
+    key: str,
+    owner: str,
+    defense: Chain,
+) -> Any:
     """The value under a key, None if there is none."""
     if f"{key}.tree" not in records:
         return None

@@ -79,7 +79,12 @@ class LeakMeter:
         self.defense = None if defense is None else chain(defense)
         self.every = every
 
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def __call__(
+        self,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+    ) -> Message:
         if not messages.is_train(message):
             return call_next(message, context)
         policy = self.meter.policy
@@ -126,7 +131,12 @@ class LeakMeter:
         return f"LeakMeter({self.meter.policy!r})"
 
     def _read(self, record: ArrayRecord, what: str) -> dict[str, Tensor]:
-        return read(record, self.setup.state(), what=what, most_bytes=self.setup.most_bytes)
+        return read(
+            record,
+            self.setup.state(),
+            what=what,
+            most_bytes=self.setup.most_bytes,
+        )
 
     def _measured(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from logging import ERROR
 
 import numpy as np
@@ -67,13 +67,24 @@ class DefenseMod:
         DefenseMod(Clip(clip_norm=1.0) → GaussianNoise(noise_std=0.1))
     """
 
-    def __init__(self, defense: Defense, setup: Setup, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        defense: Defense,
+        setup: Setup,
+        *,
+        seed: int | None = None,
+    ) -> None:
         self.defense = chain(defense)
         self.setup = setup
         self.seed = seed
         check_of_client(self.defense, "a mod; let Flower's SecAgg+ sum them")
 
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def __call__(
+        self,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+    ) -> Message:
         if not messages.is_train(message):
             return call_next(message, context)
         with collecting(defends=True) as inside:
@@ -81,10 +92,11 @@ class DefenseMod:
                 work = _FlowerRound(self, message, context, inside.depth)
             except Exception as error:
                 return self._refuse(message, error)
-            # without a need for them, a long training's batches would only fill the memory
-            hears = needs_batches(self.defense)
-            listener: AbstractContextManager[Tapped] = listening() if hears else nullcontext([])
-            with listener as tapped:
+            tapped: Tapped = []
+            with ExitStack() as stack:
+                # without a need for them, a long training's batches would only fill the memory
+                if needs_batches(self.defense):
+                    tapped = stack.enter_context(listening())
                 reply = work.train(message, call_next)
         if reply.has_error():
             return reply
@@ -99,7 +111,14 @@ class DefenseMod:
             made = (update, ready) if whole is self.defense else None
             rate = work.own.task.plan.learning_rate
             # sealed last: an outer mod compares its digest with what arrives
-            seal(reply, whole, made=made, seeded=seeded, given=given, rate=rate)
+            seal(
+                reply,
+                whole,
+                made=made,
+                seeded=seeded,
+                given=given,
+                rate=rate,
+            )
         except Exception as error:
             return self._refuse(message, error)
         return reply
@@ -126,7 +145,13 @@ def combined(inner: Chain, outer: Chain) -> Chain:
 class _FlowerRound:
     """One client's round, from the server's message to the defended reply."""
 
-    def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
+    def __init__(
+        self,
+        mod: DefenseMod,
+        message: Message,
+        context: Context,
+        depth: int,
+    ) -> None:
         """Read and check the message and the stored state; decide from which weights to start."""
         self.setup = mod.setup
         self.context = context
@@ -137,7 +162,12 @@ class _FlowerRound:
             source = stream(mod.seed, "flower", messages.client_of(context), str(number), depth)
         self.key, record = only_arrays(message.content, SENT)
         self.like = self.setup.state()
-        sent = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
+        sent = read(
+            record,
+            self.like,
+            what=SENT,
+            most_bytes=self.setup.most_bytes,
+        )
         self.record = ArrayRecord(dict(record))  # the train function may empty the message's
         task = self.setup.task(sent, config)
         self.place = f"leakbound.defense.{depth}"
@@ -167,10 +197,13 @@ class _FlowerRound:
             )
         trained = None
         if self.own.anew is None:  # otherwise what was trained is not even read
-            most = self.setup.most_bytes
-            # the set of numbers that overflow reveals the data
-            kind = PrivateError
-            trained = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=kind)
+            trained = read(
+                record,
+                self.like,
+                what=ANSWERED,
+                most_bytes=self.setup.most_bytes,
+                not_finite=PrivateError,  # the set of numbers that overflow reveals the data
+            )
         count = messages.first(messages.COUNTS, reply.content.metric_records.values())
         kinds = {np.dtype(array.dtype) for array in self.record.values() if array.dtype}
         update, ready, new = self.own.answer(

@@ -84,8 +84,8 @@ def given_to(inside: Inside, reply: Message) -> str:
     """The digest of the weights before all defenses; empty if nobody asks for it."""
     if _INSIDE.get() is None and _WATCH.get() is None:
         return ""
-    own = inside.seals[-1].given if inside.seals else ""
-    return own or digest(only_arrays(reply.content, "the reply")[1])
+    inner = inside.seals[-1].given if inside.seals else ""
+    return inner or digest(only_arrays(reply.content, "the reply")[1])
 
 
 def seal(reply: Message, defense: Chain, **about: Any) -> None:
@@ -97,11 +97,11 @@ def seal(reply: Message, defense: Chain, **about: Any) -> None:
     watch = _WATCH.get()
     if outer is None and watch is None:
         return
-    own = Seal(defense, digest(only_arrays(reply.content, "the reply")[1]), **about)
+    sealed = Seal(defense, digest(only_arrays(reply.content, "the reply")[1]), **about)
     if outer is not None:
-        outer.seals.append(own)
+        outer.seals.append(sealed)
     if watch is not None:
-        watch(own)
+        watch(sealed)
 
 
 def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:

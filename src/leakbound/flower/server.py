@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,7 +46,32 @@ def _passed_on(name: str) -> Any:
     return method
 
 
-class Watched(Strategy):
+class _Watching:
+    """Around a strategy: what is kept of some rounds."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        *,
+        rounds: Sequence[int] = (1,),
+        out: Path | str | None = None,
+        on_round: Callable[[int, list[Capture]], None] | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.rounds = checked_rounds(rounds)
+        self.captures: list[Capture] = []
+        self._out = out
+        self._on_round = on_round or (lambda number, captures: None)
+        self._rate = learning_rate
+
+    def _add(self, capture: Capture) -> None:
+        self.captures.append(capture)
+        if self._out is not None:
+            keep(self._out, capture)
+
+
+class Watched(_Watching, Strategy):
     """A strategy that wraps another and keeps what the server sees in some rounds.
 
     It keeps the weights that it sent, and those that each client answered, in `captures`.
@@ -67,22 +91,8 @@ class Watched(Strategy):
         ([], 2)
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        rounds: Sequence[int] = (1,),
-        out: Path | str | None = None,
-        on_round: Callable[[int, list[Capture]], None] | None = None,
-        learning_rate: float | None = None,
-    ) -> None:
-        self.strategy = strategy
-        self.rounds = checked_rounds(rounds)
-        self.captures: list[Capture] = []
-        self._out = out
-        self._on_round = on_round
-        self._rate = learning_rate
-        self._sent: dict[int, Message] = {}
+    strategy: Strategy
+    _sent: Mapping[int, Message] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "strategy":  # not set yet: copied or unpickled
@@ -93,7 +103,11 @@ class Watched(Strategy):
     aggregate_evaluate = _passed_on("aggregate_evaluate")
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if server_round in self.rounds:
@@ -117,25 +131,28 @@ class Watched(Strategy):
         return type(self.strategy).start(self, *args, **named)
 
     def _keep(self, number: int, replies: Sequence[Message]) -> None:
-        captures: list[Capture] = []
+        known = len(self.captures)
         for reply in replies:
             asked = self._sent.get(reply.metadata.src_node_id)
             if asked is None or reply.has_error():
                 continue
             try:
-                captures.append(capture_of(number, asked, reply, learning_rate=self._rate))
-                if self._out is not None:
-                    keep(self._out, captures[-1])
+                self._add(
+                    capture_of(
+                        number,
+                        asked,
+                        reply,
+                        learning_rate=self._rate,
+                    )
+                )
             except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         # weights of past rounds would only fill the memory
         self._sent = {}
-        self.captures += captures
-        if self._on_round is not None:
-            self._on_round(number, captures)
+        self._on_round(number, self.captures[known:])
 
 
-class WatchedSum(SumStrategy):
+class WatchedSum(_Watching, SumStrategy):
     """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server, in `captures`.
 
     SecAgg+ gives the server the average of the clients' weights, weighted by their numbers of
@@ -145,24 +162,13 @@ class WatchedSum(SumStrategy):
     Args:
         strategy: the strategy for the `LegacyContext`.
         rounds: which rounds to keep, from 1.
-        learning_rate: of the clients' SGD.
         out: a folder to write them to; None: only in memory.
+        on_round: called with the round's number and its sum.
+        learning_rate: of the clients' SGD.
     """
 
-    def __init__(
-        self,
-        strategy: SumStrategy,
-        *,
-        rounds: Sequence[int] = (1,),
-        learning_rate: float | None = None,
-        out: Path | str | None = None,
-    ) -> None:
-        self.strategy = strategy
-        self.rounds = checked_rounds(rounds)
-        self.captures: list[Capture] = []
-        self._rate = learning_rate
-        self._out = out
-        self._before: dict[str, Tensor] = {}
+    strategy: SumStrategy
+    _before: Mapping[str, Tensor] = {}
 
     initialize_parameters = _passed_on("initialize_parameters")
     configure_evaluate = _passed_on("configure_evaluate")
@@ -170,7 +176,10 @@ class WatchedSum(SumStrategy):
     evaluate = _passed_on("evaluate")
 
     def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+        self,
+        server_round: int,
+        parameters: Parameters,
+        client_manager: ClientManager,
     ) -> list[tuple[ClientProxy, FitIns]]:
         if server_round in self.rounds:
             self._before = _numbered(parameters)
@@ -193,18 +202,27 @@ class WatchedSum(SumStrategy):
                 number,
             )
             return
-        count = sum(answer.num_examples for _, answer in results)
-        about = {"clients": len(results), "learning_rate": self._rate}
-        sent = self._before
-        capture = view(number, 0, "weights", _numbered(shared), sent, examples=count, **about)
+        capture = view(
+            number,
+            0,
+            "weights",
+            _numbered(shared),
+            self._before,
+            examples=sum(answer.num_examples for _, answer in results),
+            clients=len(results),
+            learning_rate=self._rate,
+        )
         capture = replace(capture, name=f"round {number}, the sum of {len(results)} clients")
-        self.captures.append(capture)
-        if self._out is not None:
-            keep(self._out, capture)
+        self._add(capture)
+        self._on_round(number, [capture])
 
 
 def capture_of(
-    number: int, asked: Message, reply: Message, *, learning_rate: float | None = None
+    number: int,
+    asked: Message,
+    reply: Message,
+    *,
+    learning_rate: float | None = None,
 ) -> Capture:
     """What the server holds of one client in one round."""
     client = reply.metadata.src_node_id
@@ -212,24 +230,27 @@ def capture_of(
     _, sent = only_arrays(asked.content, SENT)  # from this server itself: no check needed
     before = {key: torch.from_numpy(array.numpy().copy()) for key, array in sent.items()}
     _, answered = only_arrays(reply.content, f"the reply of {name}")
-    like = _like(before, answered)
+    kind = "weights"
+    like = before
+    if [value.dtype for value in before.values()] == [torch.uint8]:  # a file may change its length
+        kind = TREES
+        # The sender declares sizes; the bytes that came are an upper bound on them.
+        sizes = (min(len(array.data), *array.shape, 2**40) for array in answered.values())
+        size = max(sizes, default=0)
+        like = {key: torch.empty(size, dtype=torch.uint8) for key in before}
     after = read(answered, like, what=f"the reply of {name}")
     examples = first(COUNTS, reply.content.metric_records.values())
     if learning_rate is None:
         learning_rate = first(RATES, asked.content.config_records.values())
-    kind = "weights" if like is before else TREES
-    more = {"examples": examples, "learning_rate": learning_rate}
-    return view(number, client, kind, after, before, **more)
-
-
-def _like(before: Mapping[str, Tensor], answered: ArrayRecord) -> Mapping[str, Tensor]:
-    """The types and shapes of a reply: those that were sent, but a file may change its length."""
-    if [value.dtype for value in before.values()] != [torch.uint8]:
-        return before
-    # The sender declares sizes; the bytes that came are an upper bound on them.
-    sizes = (min(len(array.data), *array.shape, 2**40) for array in answered.values())
-    size = max([0, *sizes])
-    return {key: torch.empty(size, dtype=torch.uint8) for key in before}
+    return view(
+        number,
+        client,
+        kind,
+        after,
+        before,
+        examples=examples,
+        learning_rate=learning_rate,
+    )
 
 
 def _numbered(parameters: Parameters) -> dict[str, Tensor]:
@@ -281,18 +302,21 @@ def capture_app(
             )
     config = {**known, **(run_config or {})}
     ready_folder(out)
-    from leakbound.flower.applied import (
-        Applied,
-        mods_of,
-    )  # late: it describes this module's classes
+    # late: it describes this module's classes
+    from leakbound.flower.applied import Applied, mods_of
 
     applied = Applied()
     with _importing(place), applied.watching():
         server = _component(place, about, "serverapp", ServerApp, say)
         client = _component(place, about, "clientapp", ClientApp, say)
-        watched = applied.around(client)
         grid = _CapturingGrid(
-            wanted, Path(out), say, applied.about, watched, clients, run_config=config
+            wanted,
+            Path(out),
+            say,
+            applied.about,
+            applied.around(client),
+            clients,
+            run_config=config,
         )
         hook = register_module_forward_pre_hook(grid.called)
         try:
@@ -303,7 +327,7 @@ def capture_app(
             hook.remove()
     if grid.refusal is not None:
         raise grid.refusal
-    for mistake in (applied.described(mods_of(client)) or (None, ()))[1]:
+    for mistake in applied.mistakes(mods_of(client)):
         say(f"{mistake.name}: {mistake.text}")
     if grid.problem is not None and grid.round not in grid.seen:
         raise ValueError(f"no client answered in round {grid.round}: {grid.problem}")
@@ -368,12 +392,12 @@ class _CapturingGrid(InProcessGrid):
         for kind, (shape, count) in self._models.items():
             if count != tensors or not shape:
                 continue
-            found = {"input_shape": shape}
+            about = {"input_shape": shape}
             if (needed := missing_arguments(kind)) is not None:
-                found["model"] = f"{kind.__module__}:{kind.__qualname__}"
+                about["model"] = f"{kind.__module__}:{kind.__qualname__}"
             if needed:
-                found["model_needs"] = ",".join(needed)
-            return found
+                about["model_needs"] = ",".join(needed)
+            return about
         return {}
 
     def _stop_when_done(self) -> None:
@@ -407,14 +431,7 @@ class _CapturingGrid(InProcessGrid):
 
 def _about(folder: Path) -> dict[str, Any]:
     path = folder / "pyproject.toml"
-    try:
-        with files.opened(path) as file:
-            table = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(
-            f"folder is {str(folder)!r}, whose pyproject.toml cannot be read: {error}; give the "
-            "folder of a Flower app"
-        ) from error
+    table = files.read_toml(path, f"folder is {str(folder)!r}, whose pyproject.toml")
     about = table.get("tool", {}).get("flwr", {}).get("app", {})
     if not isinstance(about, dict) or not isinstance(about.get("components"), dict):
         raise ValueError(
@@ -432,7 +449,13 @@ def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, say: Say) -> Any:
+def _component(
+    folder: Path,
+    about: Mapping[str, Any],
+    name: str,
+    kind: type,
+    say: Say,
+) -> Any:
     """One app that the pyproject.toml names, imported from the folder; its kind is checked."""
     path = about["components"].get(name)
     if not isinstance(path, str):

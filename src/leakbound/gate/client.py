@@ -58,52 +58,58 @@ class Sent(NamedTuple):
     facts: dict[str, Any]
 
 
-def answers(own: ClientPolicy, base: Path) -> Iterator[Requirement]:
+def answers(policy: ClientPolicy, base: Path) -> Iterator[Requirement]:
     """The requirements of one client."""
-    given, _ = read(base / own.deployment)
-    declared = declared_of(own, given)
-    one, two = _both(own, declared)
+    deployment, _ = read(base / policy.deployment)
+    declared = declared_of(policy, deployment)
+    one, two = _both(policy, declared)
     yield _sent(one)
-    if own.facts is not None:
-        yield _reported(own, given, one.facts)
-    yield from judged(one, two, declared, same=own.same_signal)
+    if policy.facts is not None:
+        yield _reported(policy, deployment, one.facts)
+    yield from judged(one, two, declared, same=policy.same_signal)
 
 
-def declared_of(own: ClientPolicy, given: Deployment) -> Declared:
+def declared_of(policy: ClientPolicy, deployment: Deployment) -> Declared:
     """What a release must be by the deployment file.
 
     Raises:
         ValueError: the file does not say so much of one client's release.
     """
-    bound = given.clip.l2
-    std = std_of(given.clip, given.noise)
-    at = given.noise.at
-    examples = given.clip.kind == "example"
-    batch = own.batch or given.local.batch
+    bound = deployment.clip.l2
+    std = std_of(deployment.clip, deployment.noise)
+    at = deployment.noise.at
+    examples = deployment.clip.kind == "example"
+    batch = policy.batch or deployment.local.batch
     if at in ("server", "none"):
         std = 0.0
-    elif at not in ("client", "optimizer") or (at == "optimizer") != examples:
+    elif at != ("optimizer" if examples else "client"):
         std = None
     if bound is None or std is None or (examples and batch is None):
         raise ValueError(
-            f"{own.deployment} does not state one client's clip and noise; state clip.norm, "
+            f"{policy.deployment} does not state one client's clip and noise; state clip.norm, "
             "noise.multiplier and noise.at (client; if examples are clipped, optimizer, and "
             "local.batch)"
         )
     batch = batch or 16
-    scale = own.scale or (1 / batch if examples else 1.0)
+    scale = policy.scale or (1 / batch if examples else 1.0)
     change = 2 * bound * scale if examples else None
     return Declared(std * scale, bound * scale * (batch if examples else 1), change, batch)
 
 
-def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[Requirement]:
+def judged(
+    one: Sent,
+    two: Sent,
+    declared: Declared,
+    *,
+    same: bool,
+) -> Iterator[Requirement]:
     """Noise, clip and sensitivity of the releases of two processes."""
     std, bound, change, _ = declared
     # divided among all tests, so that all together keep to LEVEL
     level = LEVEL / (2 * noise.count_of(one.spans) + 3)
     # two processes together: their noise must differ as that of two calls does
-    rows = {name: np.concatenate([own, two.rows[name]]) for name, own in one.rows.items()}
-    bad = [name for name, own in rows.items() if not np.isfinite(own).all()]
+    rows = {name: np.concatenate([first, two.rows[name]]) for name, first in one.rows.items()}
+    bad = [name for name, both in rows.items() if not np.isfinite(both).all()]
     if bad or not one.spans:
         words = f"NaN or infinity for the {bad[0]} batch" if bad else "none of these is sent"
         yield _tested("update", "the model's tensors leave as finite numbers", words, True)
@@ -118,7 +124,7 @@ def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[
         words = "; ".join(faults[:2]) or f"so in {len(rows['plain'])} calls for each batch"
         stated = f"every entry has fresh Gaussian noise of std {std:.4g}"
         yield _tested("noise", stated, words, bool(faults))
-    means = {name: own.mean(0) for name, own in rows.items()}
+    means = {name: both.mean(0) for name, both in rows.items()}
     # of a mean over all calls
     variance = std**2 / len(rows["plain"])
     for name in ("plain", "large"):
@@ -135,7 +141,12 @@ def _of_norm(key: str, stated: str, test: NormTest) -> Requirement:
     return replace(tested, numbers=(test.estimate, test.critical))
 
 
-def _tested(key: str, stated: str, result: str, broken: bool) -> Requirement:
+def _tested(
+    key: str,
+    stated: str,
+    result: str,
+    broken: bool,
+) -> Requirement:
     stated = f"{stated} (false alarm at most {LEVEL:g})"
     return Requirement(key, stated, result, answer_of(broken=broken))
 
@@ -145,71 +156,84 @@ def _sent(seen: Sent) -> Requirement:
     wrong = sorted(name for name in names if seen.expected.get(name) != seen.shapes.get(name))
     words = [f"{name} {seen.shapes.get(name, 'is missing')}" for name in wrong[:3]]
     stated = f"only the model's {len(seen.expected)} trained tensors leave"
-    found = "; ".join(words) or "these leave"
-    return Requirement("sent", stated, found, answer_of(broken=bool(wrong)))
+    answer = answer_of(broken=bool(wrong))
+    return Requirement("sent", stated, "; ".join(words) or "these leave", answer)
 
 
-def _reported(own: ClientPolicy, given: Deployment, facts: dict[str, Any]) -> Requirement:
+def _reported(
+    policy: ClientPolicy,
+    deployment: Deployment,
+    facts: dict[str, Any],
+) -> Requirement:
     """The client's settings beside the deployment's, key by key."""
-    said = _leaves(msgspec.to_builtins(parse(facts)))
-    stated = _leaves(msgspec.to_builtins(given))
-    wrong = [
-        f"{key} is {value!r}, stated {stated[key]!r}"
-        for key, value in said.items()
-        if stated.get(key, value) != value
-    ]
-    gaps = [f"{key} is not stated in {own.deployment}" for key in said if key not in stated]
-    gaps += [f"{key} is not reported" for key in own.reports if key not in said]
-    words = "; ".join([*wrong, *gaps]) or f"{len(said)} settings agree"
-    what = f"the client's settings are those of {own.deployment}"
+    reported = _leaves(msgspec.to_builtins(parse(facts)))
+    stated = _leaves(msgspec.to_builtins(deployment))
+    wrong = []
+    gaps = [f"{key} is not reported" for key in policy.reports if key not in reported]
+    for key, value in reported.items():
+        if key not in stated:
+            gaps.append(f"{key} is not stated in {policy.deployment}")
+        elif stated[key] != value:
+            wrong.append(f"{key} is {value!r}, stated {stated[key]!r}")
+    words = "; ".join([*wrong, *gaps]) or f"{len(reported)} settings agree"
+    what = f"the client's settings are those of {policy.deployment}"
     answer = answer_of(broken=bool(wrong), unsure=bool(gaps))
     return Requirement("facts", what, words, answer)
 
 
 def _leaves(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            found |= _leaves(inner, f"{above}{name}.")
+            leaves |= _leaves(inner, f"{above}{name}.")
         elif inner is not None and name != "title":
-            found[above + name] = inner
-    return found
+            leaves[above + name] = inner
+    return leaves
 
 
-def _both(own: ClientPolicy, declared: Declared) -> list[Sent]:
+def _both(policy: ClientPolicy, declared: Declared) -> list[Sent]:
     """The same calls in two fresh processes, which share no state of any generator."""
     context: Any = multiprocessing.get_context("spawn")
     if sys.platform == "linux":  # twice as fast; macOS's own libraries do not stand a fork
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-    end = time.monotonic() + own.seconds
-    ends = []
+    end = time.monotonic() + policy.seconds
+    readers = []
     workers = []
-    found = list[Sent]()
+    answers = list[Sent]()
     try:
         for _ in range(2):
             here, there = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(own, declared, there), daemon=True)
+            worker = context.Process(
+                target=_work,
+                args=(policy, declared, there),
+                daemon=True,
+            )
             workers.append(worker)
             worker.start()
-            ends.append(here)
+            readers.append(here)
             there.close()
-        for here in ends:
+        for here in readers:
             if not here.poll(max(0.0, end - time.monotonic())):
-                raise ValueError(f"{own.update} takes too long; give more seconds or fewer repeats")
-            found.append(here.recv())
-            if isinstance(found[-1], str):
-                raise ValueError(f"{own.update}: {found[-1]}")
+                raise ValueError(
+                    f"{policy.update} takes too long; give more seconds or fewer repeats"
+                )
+            answer = here.recv()
+            if isinstance(answer, str):
+                raise ValueError(f"{policy.update}: {answer}")
+            answers.append(answer)
     except EOFError:
-        raise ValueError(f"the process of {own.update} ended; call the function yourself") from None
+        raise ValueError(
+            f"the process of {policy.update} ended; call the function yourself"
+        ) from None
     finally:
         for worker in workers:
             worker.kill()
             worker.join()
-    return found
+    return answers
 
 
-def _work(own: ClientPolicy, declared: Declared, out: Connection) -> None:
+def _work(policy: ClientPolicy, declared: Declared, out: Connection) -> None:
     """In a process of its own: what the client prints goes to stderr, and no seed is inherited."""
     os.dup2(2, 1)
     torch.seed()
@@ -217,29 +241,35 @@ def _work(own: ClientPolicy, declared: Declared, out: Connection) -> None:
     random.seed()
     torch.set_num_threads(1)
     try:
-        out.send(_called(own, declared))
+        out.send(_called(policy, declared))
     except Exception as error:  # whatever the user's code raises
         out.send(f"{type(error).__name__}: {error}")
 
 
-def built(own: NamedModel) -> torch.nn.Module:
-    given = {"input_shape": own.input_shape, "classes": own.classes}
+def built(policy: NamedModel) -> torch.nn.Module:
     model: torch.nn.Module = registry.parse(
-        "model", own.model, **given, generator=stream(0, "gate", "model")
+        "model",
+        policy.model,
+        input_shape=policy.input_shape,
+        classes=policy.classes,
+        generator=stream(0, "gate", "model"),
     )
     return model
 
 
-def _called(own: ClientPolicy, declared: Declared) -> Sent:
+def _called(
+    policy: ClientPolicy,
+    declared: Declared,
+) -> Sent:
     # Bytecode of the client's code would also serve a change of the same size in the same second.
     sys.dont_write_bytecode = True
-    net = built(own)
-    calls = own.repeats // 2
+    net = built(policy)
+    calls = policy.repeats // 2
     expected = {n: tuple(p.shape) for n, p in net.named_parameters() if p.requires_grad}
     if sum(p.numel() for p in net.parameters()) * calls * 6 > MOST:
         raise ValueError("the model is too large for so many repeats; give a smaller one")
-    function = user_code.find("update", own.update)
-    batches = _batches(own, declared)
+    function = user_code.find("update", policy.update)
+    batches = _batches(policy, declared)
     shapes: dict[str, tuple[int, ...]] = {}
     rows: dict[str, list[Array]] = {name: [] for name in batches}
     for _ in range(calls):
@@ -250,12 +280,15 @@ def _called(own: ClientPolicy, declared: Declared) -> Sent:
             kept = [sent[key].ravel() for key in expected if key in sent]
             rows[name].append(np.concatenate([*kept, np.zeros(0)]))
     spans = {}
-    at = 0
+    start = 0
     for key in expected:
         if key in sent:
-            spans[key] = slice(at, at := at + sent[key].size)
-    facts = dict(user_code.find("facts", own.facts)()) if own.facts else {}
-    return Sent(expected, shapes, spans, {name: np.stack(own) for name, own in rows.items()}, facts)
+            stop = start + sent[key].size
+            spans[key] = slice(start, stop)
+            start = stop
+    facts = dict(user_code.find("facts", policy.facts)()) if policy.facts else {}
+    stacked = {name: np.stack(calls) for name, calls in rows.items()}
+    return Sent(expected, shapes, spans, stacked, facts)
 
 
 def _array(value: Any) -> Array:
@@ -264,20 +297,22 @@ def _array(value: Any) -> Array:
     return np.asarray(value, dtype=np.float64)
 
 
-def _batches(own: ClientPolicy, declared: Declared) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    policy: ClientPolicy, declared: Declared
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """One in the input range; one far beyond it, of one class; if examples count, one with an
     example of each.
     """
-    low, high = own.input_range
-    shape = (declared.batch, *own.input_shape)
-    labels = torch.arange(declared.batch) % own.classes
+    low, high = policy.input_range
+    shape = (declared.batch, *policy.input_shape)
+    labels = torch.arange(declared.batch) % policy.classes
     plain, large = (
         factor * (low + (high - low) * uniform(shape, stream(0, "gate", name)))
         for name, factor in (("plain", 1.0), ("large", LARGE))
     )
-    mixed = torch.cat([plain[:-1], large[-1:]])
     zero = 0 * labels
-    found = {"plain": (plain, labels), "large": (large, zero)}
+    batches = {"plain": (plain, labels), "large": (large, zero)}
     if declared.change is not None:
-        found["replaced"] = (mixed, torch.cat([labels[:-1], zero[-1:]]))
-    return found
+        mixed = torch.cat([plain[:-1], large[-1:]])
+        batches["replaced"] = (mixed, torch.cat([labels[:-1], zero[-1:]]))
+    return batches

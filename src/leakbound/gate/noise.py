@@ -45,7 +45,13 @@ def contrasts(rows: Array) -> Array:
     return np.asarray((rows[1:] - means) * np.sqrt(before / (before + 1)))
 
 
-def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Iterator[str]:
+def faults_of(
+    rows: Array,
+    spans: Spans,
+    *,
+    ratio: float,
+    level: float,
+) -> Iterator[str]:
     """What is wrong with the noise of releases (n, P), over std."""
     # the most energy that signals add
     whole = contrasts(rows)
@@ -53,24 +59,24 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
     signal = len(rows) * ratio**2
     count = len(whole)
     for name, span in spans.items():
-        own = whole[:, span]
-        energy = float(np.square(own).sum())
-        number = own.size
+        entries = whole[:, span]
+        energy = float(np.square(entries).sum())
+        number = entries.size
         low = stats.chi2.cdf(energy, number) < level
         if low or energy > _upper(number, signal, level):
             share = math.sqrt(energy / number)
             yield f"{name} has noise of {share:.3g} times the stated std"
             continue
         # one entry without noise would be lost in the sum over all
-        least = float(np.square(own).sum(0).min())
-        if stats.chi2.cdf(least, count) * own.shape[1] < level:
+        least = float(np.square(entries).sum(0).min())
+        if stats.chi2.cdf(least, count) * entries.shape[1] < level:
             yield f"an entry of {name} has {math.sqrt(least / count):.3g} times the stated std"
         moved = min(1.0, math.sqrt(signal / (2 * math.pi * number)))
-        if _distance(own) - moved > math.sqrt(math.log(2 * math.e / level) / (2 * number)):
+        if _distance(entries) - moved > math.sqrt(math.log(2 * math.e / level) / (2 * number)):
             yield f"the noise of {name} is not Gaussian"
         # a generator that is seeded anew at each call gives two equal draws
         near, pair = _nearest(rows[:, span])
-        if stats.chi2.cdf(near, own.shape[1]) * math.comb(len(rows), 2) < level:
+        if stats.chi2.cdf(near, entries.shape[1]) * math.comb(len(rows), 2) < level:
             yield f"calls {pair[0] + 1} and {pair[1] + 1} have the same noise in {name}"
     limit = math.sqrt(signal) - float(special.ndtri(level / 2))
     for (name, span), (other, at) in combinations(spans.items(), 2):
@@ -91,7 +97,12 @@ class NormTest:
     critical: float
 
 
-def norm_of(mean: Array, variance: float, bound: float, level: float) -> NormTest:
+def norm_of(
+    mean: Array,
+    variance: float,
+    bound: float,
+    level: float,
+) -> NormTest:
     """Test the norm of the signal behind a mean (P,) with noise of this variance."""
     energy = float(np.square(mean).sum())
     if not variance:

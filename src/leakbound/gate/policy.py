@@ -162,13 +162,17 @@ def read(path: Path) -> GatePolicy:
     """
     table = files.read_toml(path, f"policy {str(path)!r}")
     text = files.read(path).decode("utf-8-sig")
-    found = tuple(_tables(f"policy {str(path)!r}", text, table))
-    if not found:
+    tables = tuple(_tables(f"policy {str(path)!r}", text, table))
+    if not tables:
         raise ValueError(f"policy {str(path)!r} checks nothing; give [[{']], [['.join(KINDS)}]]")
-    return GatePolicy(path, text, found)
+    return GatePolicy(path, text, tables)
 
 
-def _tables(what: str, text: str, table: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
+def _tables(
+    what: str,
+    text: str,
+    table: dict[str, Any],
+) -> Iterator[tuple[str, int, Any]]:
     for kind, rows in table.items():
         place = 0
         key = kind

@@ -19,20 +19,20 @@ from leakbound.gate.policy import BROKEN, CODES, HOLDS, UNSURE, Requirement
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def summary(found: Sequence[Requirement]) -> str:
-    counts = Counter(one.answer for one in found)
+def summary(requirements: Sequence[Requirement]) -> str:
+    counts = Counter(one.answer for one in requirements)
     words = {HOLDS: "hold", BROKEN: "broken", UNSURE: "cannot be decided"}
     return ", ".join(f"{n} {words[answer]}" for answer, n in sorted(counts.items()))
 
 
-def junit(found: Sequence[Requirement]) -> bytes:
+def junit(requirements: Sequence[Requirement]) -> bytes:
     """A broken requirement is a failure; one that cannot be decided, an error."""
-    counts = Counter(one.answer for one in found)
-    numbers = {"tests": len(found), "failures": counts[BROKEN], "errors": counts[UNSURE]}
+    counts = Counter(one.answer for one in requirements)
+    numbers = {"tests": len(requirements), "failures": counts[BROKEN], "errors": counts[UNSURE]}
     size = {key: str(value) for key, value in numbers.items()}
     root = Xml.Element("testsuites", size)
     suite = Xml.SubElement(root, "testsuite", {"name": "leakbound check"} | size)
-    for one in found:
+    for one in requirements:
         name = {"classname": _line(one.subject), "name": _line(f"{one.key}: {one.stated}")}
         case = Xml.SubElement(suite, "testcase", name)
         if one.answer != HOLDS:
@@ -43,12 +43,12 @@ def junit(found: Sequence[Requirement]) -> bytes:
     return head.encode() + bytes(Xml.tostring(root, encoding="utf-8"))
 
 
-def sarif(found: Sequence[Requirement]) -> bytes:
+def sarif(requirements: Sequence[Requirement]) -> bytes:
     """What does not hold: broken as errors, what cannot be decided as warnings."""
-    keys = sorted({one.key for one in found})
+    keys = sorted({one.key for one in requirements})
     rules = [{"id": key, "shortDescription": {"text": f"leakbound: {key}"}} for key in keys]
     driver = {"name": "leakbound", "version": version("leakbound"), "rules": rules}
-    results = [_result(one) for one in found if one.answer != HOLDS]
+    results = [_result(one) for one in requirements if one.answer != HOLDS]
     log = {
         "$schema": SARIF_SCHEMA,
         "version": "2.1.0",
@@ -76,11 +76,15 @@ def _result(one: Requirement) -> dict[str, Any]:
     }
 
 
-def markdown(found: Sequence[Requirement]) -> bytes:
+def markdown(requirements: Sequence[Requirement]) -> bytes:
     """A table for a pull request."""
-    lines = [f"**leakbound check**: {summary(found)}\n", "| answer | of | stated | found |"]
+    lines = [f"**leakbound check**: {summary(requirements)}\n", "| answer | of | stated | found |"]
     lines.append("|---|---|---|---|")
-    for one in sorted(found, key=lambda one: [*CODES].index(one.answer), reverse=True):
+    for one in sorted(
+        requirements,
+        key=lambda one: [*CODES].index(one.answer),
+        reverse=True,
+    ):
         texts = (one.subject, one.stated, one.found)
         cells = [escaped(_line(text)) for text in texts]
         lines.append(" | ".join([f"| **{one.answer}**", *cells]) + " |")

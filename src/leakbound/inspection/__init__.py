@@ -68,7 +68,10 @@ NOT_SAFE = (
 
 
 def inspect(
-    task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
+    task: Task,
+    probes: Batch | None = None,
+    *,
+    input_shape: tuple[int, ...] | None = None,
 ) -> tuple[LayerFinding, ...]:
     """Find the marks of malicious layers; no mark is no proof of safety.
 
@@ -93,14 +96,25 @@ def inspect(
         >>> [(f.layer, f.kind, f.strength) for f in inspect(RobbingTheFed().plant(of(images)))]
         [('layer', 'imprint', 128.0)]
     """
-    marks = [f for f in statistics(task, probes, input_shape=input_shape) if f.marked]
+    marks = [
+        f
+        for f in statistics(
+            task,
+            probes,
+            input_shape=input_shape,
+        )
+        if f.marked
+    ]
     imprinted = {f.layer for f in marks if f.kind in ("imprint", "near-duplicate rows")}
     doubled = ("equal columns", "imprint on probes")
     return tuple(f for f in marks if not (f.kind in doubled and f.layer in imprinted))
 
 
 def statistics(
-    task: Task, probes: Batch | None = None, *, input_shape: tuple[int, ...] | None = None
+    task: Task,
+    probes: Batch | None = None,
+    *,
+    input_shape: tuple[int, ...] | None = None,
 ) -> tuple[LayerFinding, ...]:
     """Every statistic that `inspect` tests, marked or not: for margins and calibration."""
     images = probes or task.public
@@ -114,7 +128,7 @@ def statistics(
             findings.append(balanced_signs(layer))
         elif len(layer.rows) == task.label_range and task.label_range > 2:
             findings.append(lone_classes(layer))
-        if layer.below is not None and layer.rows.shape[1] == layer.below:
+        if layer.follows:
             findings.append(equal_columns(layer))
         findings.append(zeroed(layer))
     if inputs is not None and len(inputs) >= LEAST_PROBES:

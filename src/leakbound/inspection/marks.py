@@ -8,6 +8,7 @@ any c that the numbers can represent.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,8 +46,8 @@ CHUNK = 256
 class LayerRows:
     """Weights (k, d) of one layer, one row per unit; its bias (k,); which weights are not pruned.
 
-    `below`: for a linear layer, the number of units of the linear layer before it. `entering`: (d,)
-    the size of the weights of the units that feed it, in the layer before; None if they do not fit.
+    `follows`: it is linear and takes the units of the linear layer before it. `entering`: (d,) the
+    size of the weights of the units that feed it, in the layer before; None if they do not fit.
     """
 
     name: str
@@ -54,7 +55,7 @@ class LayerRows:
     bias: Tensor | None
     kept: Tensor
     linear: bool
-    below: int | None
+    follows: bool
     entering: Tensor | None
 
 
@@ -63,7 +64,7 @@ def layers(task: Task) -> list[LayerRows]:
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
     rows_of: list[LayerRows] = []
-    below: int | None = None
+    below = 0
     size: Tensor | None = None
     for name, module in task.model.named_modules():
         key = f"{name}.weight" if name else "weight"
@@ -71,32 +72,19 @@ def layers(task: Task) -> list[LayerRows]:
             rows = parts[key].flatten(1)
             bias = parts.get(f"{name}.bias" if name else "bias")
             linear = isinstance(module, nn.Linear)
-            under = below if linear else None
-            entering = _repeated(size, rows.shape[1])
+            entering = None
+            if size is not None and rows.shape[1] % len(size) == 0:
+                # A unit may have several outputs in each row, such as the pixels of a channel.
+                entering = size.repeat_interleave(rows.shape[1] // len(size))
+            follows = linear and rows.shape[1] == below
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
-            size = _sizes(rows if entering is None else rows.double() * entering)
+            rows_of.append(LayerRows(name, rows, bias, here, linear, follows, entering))
+            even, most = evened(rows if entering is None else rows.double() * entering)
+            # Norms over the largest; 1 for rows of zeros.
+            size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
+            size = size.masked_fill(size == 0, 1.0)
             below = len(rows) if linear else below
     return rows_of
-
-
-def _repeated(size: Tensor | None, width: int) -> Tensor | None:
-    """Repeat the sizes (k,) of units for their outputs in rows of `width` weights."""
-    if size is None or width % len(size):
-        return None
-    return size.repeat_interleave(width // len(size))
-
-
-def _sizes(rows: Tensor) -> Tensor:
-    """Norms (k,) of the rows over the largest; 1 for rows of zeros."""
-    even, most = evened(rows)
-    size: Tensor = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
-    return size.masked_fill(size == 0, 1.0)
-
-
-def balanced(rows: Tensor, entering: Tensor) -> Tensor:
-    """Rows (k, d) as if the units that feed them had weights of size 1."""
-    return evened(rows)[0] * entering
 
 
 def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +135,11 @@ class LayerFinding:
         return self.strength >= self.threshold
 
 
-def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
+def parallel(
+    rows: Tensor,
+    least: float = PARALLEL,
+    spread: float = FEW_WEIGHTS,
+) -> list[int]:
     """The largest set of rows (k, d) that are parallel to one of them, as indices.
 
     Rows whose weight lies on fewer than `spread` entries are left out: two of these can be parallel
@@ -174,7 +166,9 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
 def parallel_rows(layer: LayerRows) -> LayerFinding:
     members = parallel(layer.rows)
     if layer.entering is not None:
-        members = max(members, parallel(balanced(layer.rows, layer.entering)), key=len)
+        # As if the units that feed them had weights of size 1.
+        balanced = evened(layer.rows)[0] * layer.entering
+        members = max(members, parallel(balanced), key=len)
     if layer.linear:  # thresholds may be in the weights of a few constant inputs
         energy = evened(layer.rows)[0].square().sum(0)
         light = energy <= HEAVY * energy.mean()
@@ -295,7 +289,11 @@ FEWEST_UNITS = 16
 FEW_IMAGES = 4
 
 
-def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
+def on_probes(
+    task: Task,
+    layers: list[LayerRows],
+    inputs: Tensor,
+) -> list[LayerFinding]:
     findings = []
     flat = inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
@@ -316,7 +314,11 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
     return findings
 
 
-def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
+def _same_answers(
+    layer: LayerRows,
+    seen: Tensor,
+    rates: Tensor,
+) -> LayerFinding:
     """Units with the same outputs (n, k) on all probes, up to scale and level. Units that are on
     for almost no image, or for almost all, do not distinguish images: left out.
     """
@@ -346,14 +348,22 @@ def _rarely_active(layer: LayerRows, rates: Tensor) -> LayerFinding:
     return LayerFinding(layer.name, "rarely active", share, MOSTLY, words)
 
 
-def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[LayerFinding]:
+def tried(
+    task: Task,
+    inputs: Tensor | None,
+    shape: tuple[int, ...],
+) -> list[LayerFinding]:
     """Marks that a small batch shows: outputs whose loss ignores the labels, and gains."""
     low, high = task.input_range
     if task.label_range is None:
         return []
     if inputs is None or len(inputs) < FEW_IMAGES:
         source = stream(0, "inspection", *shape)
-        inputs = low + (high - low) * uniform((FEW_IMAGES, *shape), source, like=task.parameters)
+        inputs = low + (high - low) * uniform(
+            (FEW_IMAGES, *shape),
+            source,
+            like=task.parameters,
+        )
     inputs = inputs[:FEW_IMAGES]
     labels = torch.arange(len(inputs), device=inputs.device) % task.label_range
     try:
@@ -367,7 +377,11 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     """Outputs for which the loss has a constant derivative, independent of outputs and labels."""
     slopes = []
     for draw in range(2):
-        values = uniform(output.shape, stream(draw, "inspection", "loss"), like=output)
+        values = uniform(
+            output.shape,
+            stream(draw, "inspection", "loss"),
+            like=output,
+        )
         values = (4 * values - 2).requires_grad_()
         moved = labels.roll(draw)
         with torch.enable_grad():
@@ -381,32 +395,40 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     return LayerFinding("loss", "linear trap", float(count), 1.0, words)
 
 
-def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
+def _gains(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
-    handles = []
 
-    def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+    def keep(
+        name: str,
+        module: nn.Module,
+        inputs: object,
+        output: Tensor,
+    ) -> None:
         seen[name] = output
 
-    modules = dict(task.model.named_modules())
     values = {
         name: value.detach().requires_grad_()
         for name, value in task.unflatten(task.parameters).items()
     }
-    try:
+    with torch.enable_grad(), ExitStack() as hooks:
         for layer in layers(task):
-            handles.append(modules[layer.name].register_forward_hook(partial(keep, layer.name)))
-        with torch.enable_grad():
-            output = client.call(task, {**task.buffers, **values}, inputs)
-            loss = task.loss(output, labels)
-    finally:
-        for handle in handles:
-            handle.remove()
+            module = task.model.get_submodule(layer.name)
+            hooks.enter_context(module.register_forward_hook(partial(keep, layer.name)))
+        output = client.call(task, {**task.buffers, **values}, inputs)
+        loss = task.loss(output, labels)
     wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images
-        push = normal(output.shape, stream(0, "inspection", "push"), like=output)
+        push = normal(
+            output.shape,
+            stream(0, "inspection", "push"),
+            like=output,
+        )
         slopes = _slopes((output * push).sum(), wanted)
     base = float(slopes[0].double().norm())
     findings = []
@@ -420,5 +442,9 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
 
 def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(
-        value, wanted, allow_unused=True, materialize_grads=True, retain_graph=True
+        value,
+        wanted,
+        allow_unused=True,
+        materialize_grads=True,
+        retain_graph=True,
     )

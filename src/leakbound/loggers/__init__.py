@@ -93,7 +93,7 @@ def to_mlflow(found: Found) -> str:
     check_installed("mlflow")
     import mlflow
 
-    with _told("mlflow", "MLFLOW_TRACKING_URI"), TemporaryDirectory() as place:
+    with _explained("mlflow", "MLFLOW_TRACKING_URI"), TemporaryDirectory() as place:
         active = mlflow.active_run()
         # A run that the user began is not ended here.
         with nullcontext(active) if active else mlflow.start_run() as run:
@@ -124,7 +124,7 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
     # offline: nothing leaves this machine unless the user asks for it
     mode = mode or os.environ.get("WANDB_MODE") or "offline"
     project = os.environ.get("WANDB_PROJECT") or "leakbound"
-    with _told("wandb", "WANDB_MODE and WANDB_DIR"):
+    with _explained("wandb", "WANDB_MODE and WANDB_DIR"):
         active = wandb.run
         # A run that the user began is not ended here.
         with nullcontext(active) if active else wandb.init(mode=mode, project=project) as run:
@@ -134,13 +134,18 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
             run.summary.update(content.words)
             for path in _write(Path(run.dir), content):
                 # `save` takes a pattern, and a path may hold its signs.
-                run.save(glob.escape(str(path)), base_path=run.dir, policy="now")
+                run.save(
+                    glob.escape(str(path)),
+                    base_path=run.dir,
+                    policy="now",
+                )
             return str(run.id)
 
 
 def _content(found: Found) -> LoggedContent:
     made = _of_run(Path(found)) if isinstance(found, Path | str) else _of_gate(found)
-    words, settings = ({k: printable(v) for k, v in own.items()} for own in made[2:4])
+    words = {name: printable(text) for name, text in made.words.items()}
+    settings = {name: printable(text) for name, text in made.settings.items()}
     return made._replace(words=words, settings=settings)
 
 
@@ -165,19 +170,24 @@ def _of_run(place: Path) -> LoggedContent:
     check_report()
     run = folder.read(place)
     taken = set[str]()
-    subject = evidence.of_run(run, {}, accountant_of(epsilon, DELTA), images=False)
-    told = subject.sign_off
+    subject = evidence.of_run(
+        run,
+        {},
+        accountant_of(epsilon, DELTA),
+        images=False,
+    )
+    sign_off = subject.sign_off
     made = subject.provenance
     key = _name(taken, "leakbound", subject.name)
     counts = Counter(row.verdict for row in subject.configurations)
     numbers = {_name(taken, f"{key}/verdicts", word): float(counts[word]) for word in VERDICTS}
-    words = {f"{key}/answer": f"{told.answer} {told.advice}"}
+    words = {f"{key}/answer": f"{sign_off.answer} {sign_off.advice}"}
     for row in subject.configurations:
         name = _name(taken, key, row.model, f"batch {row.batch_size}", row.defense)
         numbers |= _flat(_measured(row, subject), name)
         words[f"{name}/verdict"] = f"{row.verdict}; strongest attack: {row.strongest_attack}"
     settings = {"plan": made.plan_hash, "leakbound": made.versions.get("leakbound")}
-    settings |= {"tested": told.tested, "attacker": told.attacker, "criterion": told.criterion}
+    settings |= {name: getattr(sign_off, name) for name in ("tested", "attacker", "criterion")}
     named = {f"{key}/{name}": str(text) for name, text in settings.items()}
     card = evidence.card(evidence.document([subject], images=False))
     texts = {**dict(page.pages(run, images=False)), "model-card.md": card}
@@ -192,8 +202,9 @@ def _measured(row: Configuration, subject: Subject) -> dict[str, Any]:
     score = max(scores, key=lambda one: one.median, default=None)
     known = {claim.claim: claim.epsilons for claim in subject.differential_privacy}
     more = {"score": score, "epsilon": known.get(row.defense)}
-    found: dict[str, Any] = to_builtins(row) | to_builtins(more)
-    return found | {"verdict_rank": VERDICTS.index(row.verdict)}
+    rank = {"verdict_rank": VERDICTS.index(row.verdict)}
+    measured: dict[str, Any] = to_builtins(row) | to_builtins(more) | rank
+    return measured
 
 
 def _flat(value: Any, above: str) -> dict[str, float]:
@@ -208,24 +219,24 @@ def _flat(value: Any, above: str) -> dict[str, float]:
 
 def _name(taken: set[str], above: str, *parts: str) -> str:
     """A new name below another. What trackers refuse becomes "_"; names that meet are numbered."""
-    own = [_OTHER.sub("_", part.replace("=", ":")).strip("._") or "_" for part in parts]
+    clean = [_OTHER.sub("_", part.replace("=", ":")).strip("._") or "_" for part in parts]
     # cut before it is numbered, so that two long names stay apart
-    cut = "/".join([above, *own])[:LONGEST].rstrip("/.")
-    found = next(name for n in count(1) if (name := cut + f"_{n}" * (n > 1)) not in taken)
-    taken.add(found)
-    return found
+    cut = "/".join([above, *clean])[:LONGEST].rstrip("/.")
+    free = next(name for n in count(1) if (name := cut + f"_{n}" * (n > 1)) not in taken)
+    taken.add(free)
+    return free
 
 
 def _write(place: Path, content: LoggedContent) -> list[Path]:
     """Write the pages into a folder of their own below a place; where they are."""
-    own = files.folder(place, *content.key.split("/"))
+    below = files.folder(place, *content.key.split("/"))
     for name, text in content.pages.items():
-        files.write(own / name, text)
-    return [own / name for name in content.pages]
+        files.write(below / name, text)
+    return [below / name for name in content.pages]
 
 
 @contextmanager
-def _told(name: str, settings: str) -> Iterator[None]:
+def _explained(name: str, settings: str) -> Iterator[None]:
     """Whatever a library raises, as what to do about it."""
     try:
         yield

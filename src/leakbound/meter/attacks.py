@@ -13,12 +13,7 @@ from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.planted import chosen, in_front
 from leakbound.attacks.trap import Trap
-from leakbound.core import (
-    NotApplicable,
-    Observation,
-    Reconstruction,
-    Server,
-)
+from leakbound.core import NotApplicable, Observation, Reconstruction, Server, Task
 
 
 class PlantedLayer(Attack):
@@ -29,7 +24,11 @@ class PlantedLayer(Attack):
     scale. It decodes rows of balanced signs as `TrapWeights` does.
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         """Find the layer, move it to the front as the attacks expect it, and decode it."""
         task = seen_task(observation)
         if isinstance(task.model, Trap):
@@ -68,39 +67,44 @@ def _alone(
 ) -> Observation:
     """The update of some units of a layer, as if a malicious layer of them were the whole model."""
     task = seen_task(observation)
-    index = torch.cat([_places(task.layout, f"{prefix}{n}", order) for n in ("weight", "bias")])
+    every = task.unflatten(torch.arange(len(task.parameters), device=order.device))
+    index = torch.cat([every[f"{prefix}{n}"][order].flatten() for n in ("weight", "bias")])
     public = observation.auxiliary or task.public
-    shell = replace(task, model=nn.Identity(), parameters=task.parameters[:0], public=public)
-    front = in_front(replace(shell, buffers={}, kept=None), weight, bias, 1.0, kind)
-    scale = _way_back(observation, prefix, order)
+    shell = replace(
+        task,
+        model=nn.Identity(),
+        parameters=task.parameters[:0],
+        public=public,
+        buffers={},
+        kept=None,
+    )
+    front = in_front(shell, weight, bias, 1.0, kind)
+    scale = _way_back(task, prefix, order)
     factor = torch.cat([scale.repeat_interleave(weight.shape[1]), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
-    seen = replace(observation, update=chosen(observation.update, index, factor), task=front)
+    seen = replace(
+        observation,
+        update=chosen(observation.update, index, factor),
+        task=front,
+    )
     # What the whole model sent, and its earlier rounds, do not fit the layer alone.
-    return replace(seen, threat=threat, defense=None, sent=None, history=())
+    return replace(
+        seen,
+        threat=threat,
+        defense=None,
+        sent=None,
+        history=(),
+    )
 
 
-def _way_back(observation: Observation, prefix: str, order: Tensor) -> Tensor:
+def _way_back(task: Task, prefix: str, order: Tensor) -> Tensor:
     """(units,) 1 / size of each unit's outgoing weights, if a linear layer takes all units."""
-    task = seen_task(observation)
     parts = task.tensors()
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
-    here = linear.index(prefix.removesuffix("."))
-    units = len(parts[f"{prefix}weight"])
-    ones = torch.ones(len(order), device=order.device, dtype=torch.float64)
-    if here + 1 >= len(linear):
-        return ones
-    after = parts[f"{linear[here + 1]}.weight"]
-    if after.shape[1] != units:
-        return ones
-    even, most = inspection.evened(after.T)
-    size = (most * even.norm(dim=1))[order]
-    return size.median() / size if bool((size > 0).all()) else ones
-
-
-def _places(
-    layout: tuple[tuple[str, torch.Size, int, int], ...], name: str, order: Tensor
-) -> Tensor:
-    shape, start, stop = next((s, a, b) for n, s, a, b in layout if n == name)
-    every = torch.arange(start, stop, device=order.device).reshape(shape)
-    return every[order].reshape(-1)
+    after = linear[linear.index(prefix.removesuffix(".")) + 1 :]
+    if after and parts[f"{after[0]}.weight"].shape[1] == len(parts[f"{prefix}weight"]):
+        even, most = inspection.evened(parts[f"{after[0]}.weight"].T)
+        size: Tensor = (most * even.norm(dim=1))[order]
+        if bool((size > 0).all()):
+            return size.median() / size
+    return torch.ones(len(order), device=order.device, dtype=torch.float64)

@@ -18,10 +18,10 @@ from leakbound.assess.facts import together
 from leakbound.assess.header import attack_info, defense_info, header, model_info
 from leakbound.assess.judge import (
     OWN_TRAINING,
-    Contradiction,
     Evidence,
     RiskSettings,
     judge,
+    judge_given,
 )
 from leakbound.assess.limits import ErrorBoundSpec
 from leakbound.assess.record import (
@@ -142,13 +142,20 @@ class Policy:
 
     def __post_init__(self) -> None:
         check.positive(psnr=self.psnr, share=self.share)
-        actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
-        actions["on_facts"] = self.on_facts
-        check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
+        check.one_of(ACTIONS, on_leak=self.on_leak, on_planted=self.on_planted)
+        check.one_of(
+            ACTIONS,
+            on_facts=self.on_facts,
+            on_undecided=self.on_undecided,
+        )
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
         for kind in self.accepted:
             check.one_of(KINDS, accepted=kind)
-        check.count(draws=self.draws, directions=self.directions, people=self.people)
+        check.count(
+            draws=self.draws,
+            directions=self.directions,
+            people=self.people,
+        )
         if self.draws < 2:
             raise ValueError("draws is 1; give at least 2, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:
@@ -178,12 +185,12 @@ class Policy:
         rules = self._rules(findings)
         if doubt is not None:
             rules.append((WARN, doubt))
-        if verdict in EXPOSURES:
-            rules.append((self.on_leak, f"{verdict}: {words}"))
-        if verdict in DISCLOSURES:
-            rules.append((self.on_facts, f"{verdict}: {words}"))
-        if verdict in (*UNSETTLED, ON_AVERAGE):  # a mean excludes no single example
-            rules.append((self.on_undecided, f"{verdict}: {words}"))
+        actions = (
+            (EXPOSURES, self.on_leak),
+            (DISCLOSURES, self.on_facts),
+            ((*UNSETTLED, ON_AVERAGE), self.on_undecided),  # a mean excludes no single example
+        )
+        rules += [(action, f"{verdict}: {words}") for some, action in actions if verdict in some]
         return _strictest(rules)
 
     def _rules(self, findings: Sequence[LayerFinding]) -> list[tuple[str, str]]:
@@ -208,11 +215,11 @@ class Decision:
 
 
 def _strictest(rules: list[tuple[str, str]]) -> Decision:
-    named = [rule for rule in rules if rule[0] != "ignore"]
-    refused = any(action == "refuse" for action, _ in named)
-    if not named:
+    reasons = tuple(words for action, words in rules if action != "ignore")
+    if not reasons:
         return Decision(SEND)
-    return Decision(REFUSE if refused else WARN, tuple(words for _, words in named))
+    refused = any(action == REFUSE for action, _ in rules)
+    return Decision(REFUSE if refused else WARN, reasons)
 
 
 @dataclass(frozen=True)
@@ -341,19 +348,27 @@ def measure(
     # Without an attack first: its bounds stand even if no attack applies to the model.
     records = [judge(evidence, settings)[0]]
     doubts = [_doubt(task, update, batch, defense)]
-    # Closed forms are cheap. An attack that is named twice is one test, not two.
-    attacks = {
-        attack_info(one): one for one in (LinearInversion(), PlantedLayer(), *policy.attacks)
-    }
+    closed_forms = (LinearInversion(), PlantedLayer())
+    # An attack that is named twice is one test, not two.
+    attacks = {attack_info(attack): attack for attack in (*closed_forms, *policy.attacks)}
     for about, attack in attacks.items():
         record = replace_record(evidence.record, attack=about)
         try:
             answer = attack(seen, source)
-            own = replace(evidence, record=record, attack=attack, reconstruction=answer)
-            record, doubt = _judged(own, settings)
+            attacked = replace(
+                evidence,
+                record=record,
+                attack=attack,
+                reconstruction=answer,
+            )
+            record, _, doubt = judge_given(attacked, settings)
             doubts.append(doubt)
         except NotApplicable as error:
-            record = replace_record(record, status="not_applicable", reason=error.reason)
+            record = replace_record(
+                record,
+                status="not_applicable",
+                reason=error.reason,
+            )
         records.append(record)
     # Several attacks are several tests: together they have the level of one.
     verdict = of_configuration(records)
@@ -388,8 +403,7 @@ def _evidence(
     """The update without an attack. Attacks see half of the public examples, bounds count all."""
     domain = task.domain or of_shape(shape, task.input_range)
     criterion = Criterion.of(domain, psnr=policy.psnr, share=policy.share)
-    public = task.public
-    half, decoys = halves(public)
+    half, decoys = halves(task.public)
     threat = policy.threat
     seen = Observation(
         update=update.seen(defense_known=threat.defense_known),
@@ -410,12 +424,21 @@ def _evidence(
         threat=replace(threat, labels_known=True, statistics_known=buffers),
         cohort=seen.cohort,
         batch=batch,
-        public=public,
+        public=task.public,
     )
-    model = model_info(type(task.model).__name__, task)
-    about = AttackInfo(name=NO_ATTACK, settings="", hash="none")
     record = header(
-        MEASURED, about, defense_info(defense), model, seen, criterion, source=MEASURED, seed=0
+        MEASURED,
+        AttackInfo(
+            name=NO_ATTACK,
+            settings="",
+            hash="none",
+        ),
+        defense_info(defense),
+        model_info(type(task.model).__name__, task),
+        seen,
+        criterion,
+        source=MEASURED,
+        seed=0,
     )
     return Evidence(
         record,
@@ -429,15 +452,12 @@ def _evidence(
     )
 
 
-def _judged(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, str | None]:
-    """The assessment, and why the batch is not the one behind the update, if that is proved."""
-    try:
-        return judge(evidence, settings)[0], None
-    except Contradiction as error:  # the update still proves somebody's input
-        return judge(replace(evidence, truth=None), settings)[0], str(error)
-
-
-def _doubt(task: Task, update: Update, batch: Batch | None, defense: Chain) -> str | None:
+def _doubt(
+    task: Task,
+    update: Update,
+    batch: Batch | None,
+    defense: Chain,
+) -> str | None:
     """Why the batch may not be the training batch, if nothing else changed the update."""
     plain = not defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
     if batch is None or not plain:
@@ -459,44 +479,45 @@ def _notes(
     evidence: Evidence, record: Assessment, findings: Sequence[LayerFinding]
 ) -> Iterator[str]:
     """Why bounds are missing, and what the present ones take as public."""
-    release = evidence.release
+    defense = evidence.release.defense
     if record.bounds_note is not None:
         yield record.bounds_note
-    if (
-        evidence.unbounded is None
-        and release.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
-    ):
-        undeclared = not release.defense.links and not isinstance(release.update.law, Exact)
-        yield "no probability: " + (
-            "no defense was given (defense=), though the update has noise"
-            if undeclared
-            else "the defense gives no differential privacy"
-        )
-    if record.bounds and release.defense.starts is Unit.EXAMPLE:
+    private = defense.guarantee is Guarantee.DIFFERENTIAL_PRIVACY
+    if evidence.unbounded is None and not private:
+        why = "the defense gives no differential privacy"
+        if not defense.links and not isinstance(evidence.release.update.law, Exact):
+            why = "no defense was given (defense=), though the update has noise"
+        yield f"no probability: {why}"
+    if record.bounds and defense.starts is Unit.EXAMPLE:
         yield COUNTED
     if not findings:
         yield NOT_SAFE
 
 
-def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
+def _labels(
+    seen: Observation,
+    batch: Batch | None,
+    source: torch.Generator,
+) -> float | None:
     """Share of the batch's labels that the attacker infers, as a multiset."""
     if batch is None:
         return None
     public = seen.auxiliary
     few = None if public is None else Batch(public.inputs[:STAND_INS], public.labels[:STAND_INS])
     try:
-        found = infer_labels(replace(seen, auxiliary=few), source).cpu()
+        return label_accuracy(
+            infer_labels(replace(seen, auxiliary=few), source).cpu(), batch.labels
+        )
     except NotApplicable:
         return None
-    return label_accuracy(found, batch.labels)
 
 
 def _words(verdict: Verdict, records: Sequence[Assessment], noun: str) -> str:
     criterion = records[0].criterion
+    certificates = [one.certificate for one in records if one.certificate is not None]
+    if verdict == CERTIFIED and certificates:
+        return certificates[0]
     values = [(v, one.attack.name) for one in records for v in one.scores if v is not None]
-    certificate = next((one.certificate for one in records if one.certificate is not None), None)
-    if verdict == CERTIFIED and certificate is not None:
-        return certificate
     if not values:
         return "no attack could run and be evaluated, and no bound excludes a reconstruction"
     best, attack = max(values)

@@ -84,7 +84,10 @@ EMBEDDED = 0.02
 
 
 def initialized(
-    build: Callable[[], nn.Module], generator: torch.Generator, *, bound: float | None = None
+    build: Callable[[], nn.Module],
+    generator: torch.Generator,
+    *,
+    bound: float | None = None,
 ) -> nn.Module:
     """The module from `build`, in eval mode, with weights drawn from `generator`.
 

@@ -19,7 +19,11 @@ _OFFERED = ("input_shape", "classes", "generator", "domain")
 
 
 def adapted(
-    model: nn.Module, domain: TableDomain, *, form: str = "split", names: Sequence[str] = ()
+    model: nn.Module,
+    domain: TableDomain,
+    *,
+    form: str = "split",
+    names: Sequence[str] = (),
 ) -> nn.Module:
     """A copy of a model of a table's columns that takes stored rows (N, n).
 
@@ -160,7 +164,11 @@ def _mismatch(
     return f"{unknown[0]} is in the file but not in the model" if unknown else ""
 
 
-def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _accepted(
+    path: str,
+    build: Callable[..., Any],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
     try:
         signature = inspect.signature(build)
     except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 
 import torch
@@ -45,7 +45,16 @@ def mlp(
         >>> sum(p.numel() for p in model.parameters())
         9610
     """
-    widths = [math.prod(checked_shape(input_shape, classes, form=None)), *hidden]
+    widths = [
+        math.prod(
+            checked_shape(
+                input_shape,
+                classes,
+                form=None,
+            )
+        ),
+        *hidden,
+    ]
     for width in hidden:
         check.count(hidden=width)
     check.one_of(ACTIVATIONS, activation=activation)
@@ -100,13 +109,27 @@ def two_layer(
         )
     )
     with torch.no_grad():
-        for parameter, spread in zip(model.parameters(), (1.0, 1 / width), strict=True):
-            parameter.copy_(spread * normal(parameter.shape, generator, like=parameter))
+        for parameter, spread in zip(
+            model.parameters(),
+            (1.0, 1 / width),
+            strict=True,
+        ):
+            parameter.copy_(
+                spread
+                * normal(
+                    parameter.shape,
+                    generator,
+                    like=parameter,
+                )
+            )
     return model.eval()
 
 
 def lenet(
-    *, input_shape: tuple[int, int, int], classes: int, generator: torch.Generator
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
 ) -> nn.Module:
     """The LeNet of Deep Leakage from Gradients: three 5x5 convolutions, sigmoids, one linear layer.
 
@@ -125,7 +148,16 @@ def lenet(
     def build() -> nn.Module:
         parts: list[nn.Module] = []
         for before, stride in ((channels, 2), (12, 2), (12, 1)):
-            parts += [nn.Conv2d(before, 12, 5, stride, padding=2), nn.Sigmoid()]
+            parts += [
+                nn.Conv2d(
+                    before,
+                    12,
+                    5,
+                    stride,
+                    padding=2,
+                ),
+                nn.Sigmoid(),
+            ]
         # Two strides of 2 with padding 2 round up.
         features = 12 * -(-height // 4) * -(-width // 4)
         return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, classes))
@@ -134,7 +166,10 @@ def lenet(
 
 
 def simple_convnet(
-    *, input_shape: tuple[int, int, int], classes: int, generator: torch.Generator
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
 ) -> nn.Module:
     """Two 3x3 convolutions with max pools and two linear layers, LeakyReLU (slope 0.01) between.
 
@@ -145,8 +180,9 @@ def simple_convnet(
         >>> sum(p.numel() for p in model.parameters())
         119530
     """
-    stages = _stages(3, 1, "32 M 64 M")
-    return _stacked(input_shape, classes, generator, stages, 1.0, (32,), "leaky_relu")
+    return _stacked(
+        input_shape, classes, generator, "3x3: 32 M 64 M", hidden=(32,), activation="leaky_relu"
+    )
 
 
 def convnet64(
@@ -174,28 +210,28 @@ def convnet64(
 
     Source: Geiping et al., "Inverting Gradients", NeurIPS 2020.
     """
-    channels, height, width = checked_shape(input_shape, classes, smallest=9)
-
-    def build() -> nn.Module:
-        parts: list[nn.Module] = []
-        widths = (channels, 64, 128, 128, *[256] * 5)
-        for number, (before, after) in enumerate(pairwise(widths), 1):
-            parts.append(nn.Conv2d(before, after, 3, padding=1))
-            if norm != "none":
-                parts.append(new_norm(norm, after))
-            parts.append(new_activation(activation))
-            if number in (6, 8):
-                parts.append(nn.MaxPool2d(3))
-        features = widths[-1] * (height // 9) * (width // 9)
-        return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, classes))
-
-    return initialized(build, generator)
+    layers = "3x3: 64 128 128 256 256 256 M3 256 256 M3"
+    return _stacked(
+        input_shape,
+        classes,
+        generator,
+        layers,
+        norm=norm,
+        activation=activation,
+    )
 
 
 class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: str, activation: str) -> None:
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        stride: int,
+        norm: str,
+        activation: str,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.norm1 = new_norm(norm, after)
@@ -205,15 +241,21 @@ class _ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), new_norm(norm, after)
+                nn.Conv2d(
+                    before,
+                    after,
+                    1,
+                    stride,
+                    bias=False,
+                ),
+                new_norm(norm, after),
             )
 
     def forward(self, x: Tensor) -> Tensor:
         identity = self.shortcut(x)
         out = self.activation(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
-        result: Tensor = self.activation(out + identity)
-        return result
+        return self.activation(out + identity)
 
 
 def resnet18(
@@ -321,7 +363,11 @@ def headed(
         inner = nn.Linear(features, width)
         outer = nn.Linear(width, classes)
         return nn.Sequential(
-            OrderedDict(inner=inner, activation=new_activation(activation), outer=outer)
+            OrderedDict(
+                inner=inner,
+                activation=new_activation(activation),
+                outer=outer,
+            )
         )
 
     above = initialized(head, generator)
@@ -365,9 +411,6 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
 }
 
-Stage = tuple[int, int, int, bool]
-"""One convolution: its channels, kernel, padding, and whether a 2x2 max pool follows."""
-
 
 def conv(
     *,
@@ -405,14 +448,23 @@ def conv(
     Source: paper D, Section 4 and appendix C.1.
 
     Example:
-        >>> given = dict(input_shape=(1, 28, 28), generator=torch.Generator())
-        >>> sum(p.numel() for p in conv(classes=62, **given).parameters())
+        >>> settings = dict(input_shape=(1, 28, 28), generator=torch.Generator())
+        >>> sum(p.numel() for p in conv(classes=62, **settings).parameters())
         6603710
     """
-    stages = _chosen(_CONV, depth)
+    layers = _chosen(_CONV, depth)
     check.positive(width=width)
     units = _scaled(2048, width) if hidden is None else hidden
-    return _stacked(input_shape, classes, generator, stages, width, (units,), activation)
+    return _stacked(
+        input_shape,
+        classes,
+        generator,
+        layers,
+        padding=2,
+        width=width,
+        hidden=(units,),
+        activation=activation,
+    )
 
 
 def vgg(
@@ -454,39 +506,35 @@ def vgg(
         >>> sum(p.numel() for p in model.parameters())
         9385994
     """
-    stages = _chosen(_VGG, depth)
+    layers = _chosen(_VGG, depth)
     check.positive(width=width)
     hidden = [_scaled(units, width) for units in ((128,) if depth < 9 else (256, 128))]
-    return _stacked(input_shape, classes, generator, stages, width, hidden, activation)
+    return _stacked(
+        input_shape,
+        classes,
+        generator,
+        layers,
+        width=width,
+        hidden=hidden,
+        activation=activation,
+    )
 
 
-def _stages(kernel: int, padding: int, words: str) -> tuple[Stage, ...]:
-    """Convolutions with the given channels; "M" puts a pool after the last."""
-    stages: list[Stage] = []
-    for word in words.split():
-        if word == "M":
-            stages[-1] = (*stages[-1][:3], True)
-        else:
-            stages.append((int(word), kernel, padding, False))
-    return tuple(stages)
-
-
-_WIDE = _stages(5, 2, "32 M 64 M")
 _CONV = {
-    1: _stages(3, 2, "8 M"),
-    2: _WIDE,
-    4: (*_WIDE, *_stages(3, 2, "128 256 M")),
-    6: (*_WIDE, *_stages(3, 2, "128 M 256 M 512 1024 M")),
+    1: "3x3: 8 M",
+    2: "5x5: 32 M 64 M",
+    4: "5x5: 32 M 64 M 3x3: 128 256 M",
+    6: "5x5: 32 M 64 M 3x3: 128 M 256 M 512 1024 M",
 }
 _VGG = {
-    4: _stages(3, 1, "64 M 128 M"),
-    6: _stages(3, 1, "64 M 128 M 256 M 512 M"),
-    9: _stages(3, 1, "64 M 128 M 256 M 512 M 512 512 M"),
-    11: _stages(3, 1, "64 M 128 M 256 256 M 512 512 M 512 512 M"),
+    4: "3x3: 64 M 128 M",
+    6: "3x3: 64 M 128 M 256 M 512 M",
+    9: "3x3: 64 M 128 M 256 M 512 M 512 512 M",
+    11: "3x3: 64 M 128 M 256 256 M 512 512 M 512 512 M",
 }
 
 
-def _chosen(table: dict[int, tuple[Stage, ...]], depth: int) -> tuple[Stage, ...]:
+def _chosen(table: dict[int, str], depth: int) -> str:
     if isinstance(depth, bool) or not isinstance(depth, int) or depth not in table:
         raise ValueError(f"depth is {depth!r}; give one of {', '.join(map(str, table))}")
     return table[depth]
@@ -500,41 +548,62 @@ def _stacked(
     input_shape: tuple[int, int, int],
     classes: int,
     generator: torch.Generator,
-    stages: Sequence[Stage],
-    width: float,
-    hidden: Sequence[int],
+    layers: str,
+    *,
+    padding: int = 1,
+    width: float = 1.0,
+    hidden: Sequence[int] = (),
+    norm: str = "none",
     activation: str,
 ) -> nn.Module:
-    smallest = next(side for side in count(1) if _after(side, stages) > 0)
-    channels, height, columns = checked_shape(input_shape, classes, smallest=smallest)
+    """Convolutions, then linear layers, each with its activation but the last.
+
+    `layers` has the kernel ("3x3:") before the channels of its convolutions; "M" is a max pool of 2
+    x 2, "M3" one of 3 x 3.
+    """
+    smallest = next(side for side in count(1) if _after(side, layers, padding) > 0)
+    channels, height, columns = checked_shape(
+        input_shape,
+        classes,
+        smallest=smallest,
+    )
     for units in hidden:
         check.count(hidden=units)
 
     def build() -> nn.Module:
         parts: list[nn.Module] = []
         before = channels
-        for units, kernel, padding, pool in stages:
-            after = _scaled(units, width)
-            parts.append(nn.Conv2d(before, after, kernel, padding=padding))
-            parts.append(new_activation(activation))
-            if pool:
-                parts.append(nn.MaxPool2d(2))
-            before = after
+        for word in layers.split():
+            if word.startswith("M"):
+                parts.append(nn.MaxPool2d(int(word[1:] or 2)))
+            elif word.endswith(":"):
+                kernel = int(word[0])
+            else:
+                after = _scaled(int(word), width)
+                parts.append(nn.Conv2d(before, after, kernel, padding=padding))
+                if norm != "none":
+                    parts.append(new_norm(norm, after))
+                parts.append(new_activation(activation))
+                before = after
         parts.append(nn.Flatten())
-        features = before * _after(height, stages) * _after(columns, stages)
-        for inputs, outputs in pairwise((features, *hidden)):
+        features = before * _after(height, layers, padding) * _after(columns, layers, padding)
+        widths = (features, *hidden)
+        for inputs, outputs in pairwise(widths):
             parts += [nn.Linear(inputs, outputs), new_activation(activation)]
-        return nn.Sequential(*parts, nn.Linear(hidden[-1], classes))
+        return nn.Sequential(*parts, nn.Linear(widths[-1], classes))
 
     return initialized(build, generator)
 
 
-def _after(side: int, stages: Iterable[Stage]) -> int:
-    """The side of an image after the stages; 0 if nothing remains."""
-    for _, kernel, padding, pool in stages:
-        side += 2 * padding - kernel + 1
-        if pool:
-            side //= 2
+def _after(side: int, layers: str, padding: int) -> int:
+    """The side of an image after the layers; 0 if nothing remains."""
+    for word in layers.split():
+        if word.startswith("M"):
+            side //= int(word[1:] or 2)
+        elif word.endswith(":"):
+            kernel = int(word[0])
+        else:
+            side += 2 * padding - kernel + 1
         if side < 1:
             return 0
     return side
@@ -543,11 +612,25 @@ def _after(side: int, stages: Iterable[Stage]) -> int:
 class _Segmenter(nn.Module):
     """Two halvings and two doublings of the side, with the values of each side passed across."""
 
-    def __init__(self, channels: int, classes: int, width: int, activation: str) -> None:
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        width: int,
+        activation: str,
+    ) -> None:
         super().__init__()
 
         def block(before: int, after: int) -> nn.Module:
-            return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), new_activation(activation))
+            return nn.Sequential(
+                nn.Conv2d(
+                    before,
+                    after,
+                    3,
+                    padding=1,
+                ),
+                new_activation(activation),
+            )
 
         self.first = block(channels, width)
         self.second = block(width, 2 * width)
@@ -563,8 +646,7 @@ class _Segmenter(nn.Module):
         wide = self.middle(avg_pool2d(half, 2, ceil_mode=True))
         wide = self.third(torch.cat([interpolate(wide, size=half.shape[2:]), half], 1))
         wide = self.last(torch.cat([interpolate(wide, size=whole.shape[2:]), whole], 1))
-        scores: Tensor = self.head(wide)
-        return scores
+        return self.head(wide)
 
 
 def unet(

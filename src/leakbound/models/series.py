@@ -42,13 +42,17 @@ def conv1d(
     Source: Bai, Kolter and Koltun 2018 (arXiv 1803.01271), for the dilations.
 
     Example:
-        >>> given = dict(input_shape=(1, 128), classes=5, generator=torch.Generator())
-        >>> flat, mean = (conv1d(pooling=name, **given) for name in ("flat", "mean"))
+        >>> settings = dict(input_shape=(1, 128), classes=5, generator=torch.Generator())
+        >>> flat, mean = (conv1d(pooling=name, **settings) for name in ("flat", "mean"))
         >>> [sum(p.numel() for p in model.parameters()) for model in (flat, mean)]
         [7813, 2853]
     """
     before, times = checked_shape(input_shape, classes, form=SERIES)
-    check.count(kernel=kernel, stride=stride, dilation=dilation)
+    check.count(
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+    )
     for width in channels:
         check.count(channels=width)
     check.one_of(("flat", "mean"), pooling=pooling)
@@ -63,10 +67,10 @@ def conv1d(
 
     def build() -> nn.Module:
         parts: list[nn.Module] = []
-        for k, (own, after) in enumerate(pairwise((before, *channels))):
+        for k, (inputs, outputs) in enumerate(pairwise((before, *channels))):
             wide = dilation**k
             padding = wide * (kernel - 1) // 2
-            parts.append(nn.Conv1d(own, after, kernel, stride, padding, wide))
+            parts.append(nn.Conv1d(inputs, outputs, kernel, stride, padding, wide))
             parts.append(new_activation(activation))
         mean = pooling == "mean"
         parts += [nn.AdaptiveAvgPool1d(1)] if mean else []
@@ -87,8 +91,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.layer(x.transpose(1, 2))[0]
-        scores: Tensor = self.head(outputs.mean(1) if self.pooling == "mean" else outputs[:, -1])
-        return scores
+        return self.head(outputs.mean(1) if self.pooling == "mean" else outputs[:, -1])
 
 
 def lstm(
@@ -155,9 +158,7 @@ def _recurrent(
     channels, _ = checked_shape(input_shape, classes, form=SERIES)
     check.count(hidden=hidden, layers=layers)
     check.one_of(("last", "mean"), pooling=pooling)
-
-    def build() -> nn.Module:
-        layer = kind(channels, hidden, layers, batch_first=True)
-        return _Recurrent(layer, classes, pooling)
-
-    return initialized(build, generator)
+    settings = channels, hidden, layers
+    return initialized(
+        lambda: _Recurrent(kind(*settings, batch_first=True), classes, pooling), generator
+    )

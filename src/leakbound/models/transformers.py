@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,13 @@ class AdapterLayer(nn.Module):
         ['lora_A.weight', 'lora_B.weight']
     """
 
-    def __init__(self, base: nn.Module, down: Tensor, up: Tensor, scale: float) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+    ) -> None:
         super().__init__()
         self.base_layer = base.requires_grad_(False)
         self.lora_A = _linear(down)
@@ -43,15 +49,20 @@ class AdapterLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The adapted layer's output."""
-        result: Tensor = self.base_layer(x)
+        result = self.base_layer(x)
         # As in PEFT: adapters may have 32 bits next to a base of 16.
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
-        return cast(Tensor, (result + change).to(result.dtype))
+        return (result + change).to(result.dtype)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
     # On "meta": neither memory nor random numbers for weights that are replaced.
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made = nn.Linear(
+        weight.shape[1],
+        weight.shape[0],
+        bias=False,
+        device="meta",
+    )
     made.weight = nn.Parameter(weight.clone())
     return made
 
@@ -68,7 +79,13 @@ class TransformerBlock(nn.Module):
     `mask` (B, n): the places that others see; causal blocks need it.
     """
 
-    def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        rotary: bool,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
@@ -97,8 +114,7 @@ class TransformerBlock(nn.Module):
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        found: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
-        return found
+        return x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
 
 
 class _Transformer(nn.Module):
@@ -106,30 +122,47 @@ class _Transformer(nn.Module):
 
     def __init__(
         self,
+        shape: Sequence[int],
         vocabulary: int,
-        places: int,
-        outputs: int,
-        *,
+        classes: int,
         width: int,
         layers: int,
         heads: int,
-        causal: bool,
+        *,
+        causal: bool = False,
         rotary: bool = False,
         tied: bool = False,
         pooled: bool = False,
     ) -> None:
         super().__init__()
+        check.count(
+            classes=classes,
+            vocabulary=vocabulary,
+            width=width,
+            heads=heads,
+            layers=layers,
+        )
+        if len(shape) != 1:
+            raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
+        if width % (2 * heads):
+            raise ValueError(
+                f"width is {width} and heads {heads}; give a width that 2 * heads divides"
+            )
         self.tokens = nn.Embedding(vocabulary, width)
-        self.places = None if rotary else nn.Embedding(places, width)
+        self.places = None if rotary else nn.Embedding(int(shape[0]), width)
         self.blocks = nn.ModuleList(
             TransformerBlock(width, heads, causal, rotary) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         # GPT-2's output layer, which is tied, has no bias.
-        self.head = nn.Linear(width, outputs, bias=not tied)
+        self.head = nn.Linear(width, classes, bias=not tied)
         self.pooled = pooled
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
         mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         x = self.tokens(tokens)
         if self.places is not None:
@@ -140,15 +173,28 @@ class _Transformer(nn.Module):
         if self.pooled:
             share = mask[..., None].to(x) / mask.sum(1).clamp_min(1)[:, None, None]
             x = (share * x).sum(1)
-        scores: Tensor = self.head(x)
-        return scores
+        return self.head(x)
 
 
 def _turned(x: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021) for (B, heads, n, width)."""
     half = x.shape[-1] // 2
-    rates = TURNS ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
-    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
+    rates = TURNS ** (
+        -torch.arange(
+            half,
+            device=x.device,
+            dtype=x.dtype,
+        )
+        / half
+    )
+    angles = (
+        torch.arange(
+            x.shape[-2],
+            device=x.device,
+            dtype=x.dtype,
+        )[:, None]
+        * rates
+    )
     one = x[..., :half]
     two = x[..., half:]
     cos = angles.cos()
@@ -198,18 +244,20 @@ def decoder(
     check.one_of(("trained", "frozen"), embeddings=embeddings)
     if adapters:
         check.count(adapters=adapters)
-    model = _built(
-        input_shape,
-        classes,
+    size = vocabulary or classes, classes, width, layers, heads
+    rotary = positions == "rotary"
+    model = initialized(
+        lambda: _Transformer(
+            input_shape,
+            *size,
+            causal=True,
+            rotary=rotary,
+            tied=tied,
+        ),
         generator,
-        vocabulary or classes,
-        width=width,
-        layers=layers,
-        heads=heads,
-        causal=True,
-        rotary=positions == "rotary",
-        tied=tied,
     )
+    if tied:  # drawing weights separates what is shared
+        model.get_submodule("head").weight = model.get_submodule("tokens").weight
     if embeddings == "frozen":
         for name in ("tokens", "places"):
             part = getattr(model, name)
@@ -218,7 +266,11 @@ def decoder(
     return _adapted(model, adapters, generator) if adapters else model
 
 
-def _adapted(model: nn.Module, rank: int, generator: torch.Generator) -> nn.Module:
+def _adapted(
+    model: nn.Module,
+    rank: int,
+    generator: torch.Generator,
+) -> nn.Module:
     """The model with LoRA of this rank on queries and values; everything else is frozen."""
     model.requires_grad_(False)
     for block in model.get_submodule("blocks").children():
@@ -249,51 +301,20 @@ def encoder(
     Source: Devlin et al. 2019 (BERT), with norms before the layers and without token types.
 
     Example:
-        >>> given = dict(input_shape=(8,), generator=torch.Generator(), vocabulary=50)
-        >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
+        >>> settings = dict(input_shape=(8,), generator=torch.Generator(), vocabulary=50)
+        >>> encoder(classes=2, **settings)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
-    return _built(
-        input_shape,
-        classes,
+    size = vocabulary or classes, classes, width, layers, heads
+    pooled = vocabulary is not None
+    return initialized(
+        lambda: _Transformer(
+            input_shape,
+            *size,
+            pooled=pooled,
+        ),
         generator,
-        vocabulary or classes,
-        width=width,
-        layers=layers,
-        heads=heads,
-        causal=False,
-        pooled=vocabulary is not None,
     )
-
-
-def _built(
-    shape: Sequence[int],
-    classes: int,
-    generator: torch.Generator,
-    vocabulary: int,
-    *,
-    width: int,
-    layers: int,
-    heads: int,
-    **more: bool,
-) -> nn.Module:
-    """The model with these settings, after a check of them."""
-    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
-    if len(shape) != 1:
-        raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
-    if width % (2 * heads):
-        raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
-
-    def build() -> nn.Module:
-        places = int(shape[0])
-        return _Transformer(
-            vocabulary, places, classes, width=width, layers=layers, heads=heads, **more
-        )
-
-    model = initialized(build, generator)
-    if more.get("tied"):  # drawing weights separates what is shared
-        model.get_submodule("head").weight = model.get_submodule("tokens").weight
-    return model
 
 
 class _VisionTransformer(nn.Module):
@@ -301,8 +322,7 @@ class _VisionTransformer(nn.Module):
 
     def __init__(
         self,
-        channels: int,
-        side: int,
+        shape: tuple[int, ...],
         classes: int,
         patch: int,
         width: int,
@@ -310,12 +330,19 @@ class _VisionTransformer(nn.Module):
         heads: int,
     ) -> None:
         super().__init__()
+        channels, _, side = shape
         self.patches = nn.Conv2d(channels, width, patch, patch)
         # An embedding, as `initialized` draws no bare parameter.
         self.first = nn.Embedding(1, width)
         self.places = nn.Embedding(1 + (side // patch) ** 2, width)
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, heads, causal=False, rotary=False) for _ in range(layers)
+            TransformerBlock(
+                width,
+                heads,
+                causal=False,
+                rotary=False,
+            )
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
@@ -326,8 +353,7 @@ class _VisionTransformer(nn.Module):
         x = torch.cat([first, x], 1) + self.places.weight
         for block in self.blocks:
             x = block(x)
-        scores: Tensor = self.head(self.norm(x)[:, 0])
-        return scores
+        return self.head(self.norm(x)[:, 0])
 
 
 def vit(
@@ -358,15 +384,18 @@ def vit(
         >>> model(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    channels, height, side = checked_shape(input_shape, classes, form=IMAGE)
-    check.count(patch=patch, width=width, layers=layers, heads=heads)
+    shape = checked_shape(input_shape, classes, form=IMAGE)
+    _, height, side = shape
+    check.count(
+        patch=patch,
+        width=width,
+        layers=layers,
+        heads=heads,
+    )
     if height != side or side % patch or width % heads:
         raise ValueError(
             f"input_shape is {tuple(input_shape)}, patch {patch}, width {width} and heads {heads}; "
             "give square images whose side is a multiple of patch, and a width that heads divides"
         )
-
-    def build() -> nn.Module:
-        return _VisionTransformer(channels, side, classes, patch, width, layers, heads)
-
-    return initialized(build, generator)
+    size = classes, patch, width, layers, heads
+    return initialized(lambda: _VisionTransformer(shape, *size), generator)

@@ -43,6 +43,8 @@ MOST_BYTES = 2**30
 GRACE = 20.0
 """Seconds that the simulator has to end by itself after the last round."""
 POLL = 0.2
+MOST_LOG = 1500
+"""Bytes of the end of the simulator's log that an error holds."""
 Say = Callable[[str], None]
 
 
@@ -87,31 +89,33 @@ def capture_job(
     ready_folder(out)
     with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
         base = Path(made)
-        _copy(place, base / "job")
-        given = {
+        size = sum(path.lstat().st_size for path in place.rglob("*"))
+        if size > MOST_BYTES:
+            raise ValueError(
+                f"folder {str(place)!r} holds {size} bytes, but the limit is {MOST_BYTES}; keep "
+                "data outside of the job"
+            )
+        shutil.copytree(place, base / "job")
+        watch = {
             "out": str(Path(out).resolve()),
             "rounds": wanted,
             "clients": names,
             "notes": str(base),
             "defenses": _defenses(base / "job", meta, names),
         }
-        _add_watch(base / "job", given)
+        _add_watch(base / "job", watch)
         say(f"running {place.name} with {len(names)} clients (this runs the job's code)")
         _simulate(base, names, seconds, say)
-        found = [(number, path) for number, _, path in updates_in_or_none(Path(out))]
-        files_of = [path for number, path in found if number in wanted]
-        missing = [number for number in wanted if number not in {n for n, _ in found}]
+        kept: list[tuple[int, int, Path]] = []
+        with suppress(ValueError):  # there is none
+            kept = updates_in(Path(out))
+        missing = sorted({*wanted} - {number for number, *_ in kept})
         if missing:
-            problem = _text(base / PROBLEM) or _tail(base / "log.txt")
-            raise ValueError(f"no result of round {missing[0]} was kept: {problem}")
-    return files_of
-
-
-def updates_in_or_none(out: Path) -> list[tuple[int, int, Path]]:
-    """As `captured.updates_in`; none is no error."""
-    with suppress(ValueError):
-        return updates_in(out)
-    return []
+            problem = base / PROBLEM
+            log = (base / "log.txt").read_bytes()[-MOST_LOG:].decode("utf-8", "replace")
+            why = problem.read_text("utf-8").strip() if problem.exists() else ""
+            raise ValueError(f"no result of round {missing[0]} was kept: {why or log}")
+    return [path for number, _, path in kept if number in wanted]
 
 
 def _config(folder: Path, name: str) -> Path | None:
@@ -122,8 +126,7 @@ def _config(folder: Path, name: str) -> Path | None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        found = ConfigFactory.load_config(path.name, [str(path.parent)])
-        return dict(found.to_dict())
+        return dict(ConfigFactory.load_config(path.name, [str(path.parent)]).to_dict())
     except Exception as error:
         raise ValueError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}") from None
 
@@ -136,29 +139,22 @@ def _clients(meta: Mapping[str, Any], count: int) -> list[str]:
     return sorted(named) or [f"site-{number + 1}" for number in range(count)]
 
 
-def _copy(source: Path, target: Path) -> None:
-    size = sum(path.lstat().st_size for path in source.rglob("*"))
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"folder {str(source)!r} holds {size} bytes, but the limit is {MOST_BYTES}; keep data "
-            "outside of the job"
-        )
-    shutil.copytree(source, target)
-
-
-def _add_watch(job: Path, given: dict[str, Any]) -> None:
-    """Add the component to the configuration of each app for a server."""
-    found = [path for app in sorted(job.iterdir()) if (path := _config(app / "config", SERVER))]
-    if not found:
+def _add_watch(job: Path, watch: dict[str, Any]) -> None:
+    """Add the component with these arguments to the configuration of each app for a server."""
+    paths = [path for app in sorted(job.iterdir()) if (path := _config(app / "config", SERVER))]
+    if not paths:
         raise ValueError(f"the job has no app with config/{SERVER}.json; give a whole job folder")
-    for path in found:
+    for path in paths:
         settings = _load(path)
         refuse_without_training(job, workflows_in(settings))
-        about = _model(settings.get("components", []))
-        watch = {"id": "leakbound_watch", "path": f"{ServerWatch.__module__}.ServerWatch"}
-        own = [*settings.get("components", []), watch | {"args": given | {"about": about}}]
+        components = settings.get("components", [])
+        component = {
+            "id": "leakbound_watch",
+            "path": f"{ServerWatch.__module__}.ServerWatch",
+            "args": watch | {"about": _model(components)},
+        }
         path.unlink()
-        text = json.dumps(settings | {"components": own})
+        text = json.dumps(settings | {"components": [*components, component]})
         path.with_suffix(".json").write_text(text, "utf-8")
 
 
@@ -166,19 +162,21 @@ def _defenses(
     job: Path, meta: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """By site, what its filters do to a result, as metadata of its update."""
-    found = dict[str, dict[str, str]]()
+    defenses = dict[str, dict[str, str]]()
     for app, some in dict(meta.get("deploy_map") or {}).items():
         sites = sites_in(some)
         everyone = any(site.upper() == ALL_SITES for site in sites)
         path = _config(job / str(app) / "config", CLIENT) if Path(str(app)).name == app else None
-        if path is None:
-            continue
-        about = _about(filters_of(path), f"{app}/config/{path.name}")
-        found |= {name: about for name in names if everyone or name in sites}
-    return found
+        if path is not None:
+            about = _about(filters_of(path), f"{app}/config/{path.name}")
+            defenses |= {name: about for name in names if everyone or name in sites}
+    return defenses
 
 
-def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dict[str, str]:
+def _about(
+    filters: Sequence[tuple[str, Mapping[str, Any]]],
+    source: str,
+) -> dict[str, str]:
     """What a chain of filters declares; it declares nothing if one of them is another's."""
     names = [path.rpartition(".")[2] for path, _ in filters]
     links: list[Defense] = []
@@ -210,14 +208,19 @@ def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             args = model.get("args") or {}
             plain = {k: v for k, v in args.items() if not isinstance(v, Mapping | None)}
             settings = [f",{name}={json.dumps(value)}" for name, value in plain.items()]
-            found = {"model": ":".join(path.rsplit(".", 1)) + "".join(settings)}
+            about = {"model": ":".join(path.rsplit(".", 1)) + "".join(settings)}
             if others := [name for name, value in args.items() if isinstance(value, Mapping)]:
-                found["model_needs"] = ",".join(others)
-            return found
+                about["model_needs"] = ",".join(others)
+            return about
     return {}
 
 
-def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> None:
+def _simulate(
+    base: Path,
+    names: Sequence[str],
+    seconds: float,
+    say: Say,
+) -> None:
     """Run the simulator until it ends, or the last round is kept."""
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
     command += [str(base / "job"), "-w", str(base / "workspace")]
@@ -241,7 +244,10 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
 
 @contextmanager
 def _started(
-    command: Sequence[str], place: Path, log: Any, path: str
+    command: Sequence[str],
+    place: Path,
+    log: Any,
+    path: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with the block, and all that it started."""
     process = subprocess.Popen(
@@ -266,11 +272,3 @@ def _started(
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         process.wait()
-
-
-def _text(path: Path) -> str:
-    return path.read_text("utf-8").strip() if path.exists() else ""
-
-
-def _tail(path: Path, most: int = 1500) -> str:
-    return path.read_bytes()[-most:].decode("utf-8", "replace")

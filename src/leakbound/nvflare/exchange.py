@@ -62,7 +62,11 @@ def tensor(value: Any, what: str) -> Tensor:
 
 
 def read(
-    data: Mapping[str, Any], like: Mapping[str, Tensor], what: str, *, private: bool
+    data: Mapping[str, Any],
+    like: Mapping[str, Tensor],
+    what: str,
+    *,
+    private: bool,
 ) -> dict[str, Tensor]:
     """The arrays of a message as tensors, in the types and shapes of `like` (a state dict).
 
@@ -70,7 +74,7 @@ def read(
         ValueError: a name or shape is not the model's; if they are `private`, a value that is not
             finite is a PrivateError.
     """
-    found = {}
+    tensors = {}
     for name, value in data.items():
         if name not in like:
             known = ", ".join(list(like)[:6])
@@ -87,8 +91,8 @@ def read(
         if not bool(torch.isfinite(one).all()):
             kind = PrivateError if private else ValueError
             raise kind(f"{what}: {name} holds values that are NaN or infinite")
-        found[name] = one.to(like[name].dtype)
-    return found
+        tensors[name] = one.to(like[name].dtype)
+    return tensors
 
 
 def write(value: Tensor, like: Any) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from leakbound import registry
 from leakbound._util import user_code
-from leakbound.client_side.batches import Tapped, distinct, listen, shown
+from leakbound.client_side.batches import distinct, listen, shown
 from leakbound.client_side.metered import BROKEN, ClientMeter
 from leakbound.client_side.round import (
     MARK,
@@ -33,10 +33,9 @@ from leakbound.client_side.round import (
     public_text,
 )
 from leakbound.client_side.setup import Setup
-from leakbound.core import Update
 from leakbound.defenses.base import Chain, Defense
 from leakbound.inspection import LayerFinding, inspect
-from leakbound.meter import Decision, Policy, Reading
+from leakbound.meter import Policy, Reading
 from leakbound.nvflare.exchange import CHANGE, WEIGHTS, coarsest, exchanged, read, write
 from leakbound.randomness import Source, secure, stream
 
@@ -142,10 +141,9 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             )
         self._meter: ClientMeter | None = None
         if rules is not None:
+            place = None if path is None else Path(path)
             # NVFlare can stream a client's log to the server
-            self._meter = ClientMeter(
-                rules, None if path is None else Path(path), release, logs=False
-            )
+            self._meter = ClientMeter(rules, place, release, logs=False)
         self._stored: Any = None
 
     def __repr__(self) -> str:
@@ -153,10 +151,14 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
 
     @cached_property
     def _setup(self) -> Setup:
-        made = user_code.find("model", self.model)
         low, high = self.input_range
-        rate = 1.0 if self.learning_rate is None else self.learning_rate
-        return Setup(made, rate, self.loss, (low, high), self.classes)
+        return Setup(
+            user_code.find("model", self.model),
+            1.0 if self.learning_rate is None else self.learning_rate,
+            self.loss,
+            (low, high),
+            self.classes,
+        )
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """What `job.to(filter, site, ...)` calls; sites use their own leakbound, not a copy.
@@ -188,7 +190,12 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             logger.error("%r: %s", self, type(error).__name__)
             return _empty(public_text(error))
 
-    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
+    def process_dxo(
+        self,
+        dxo: DXO,
+        shareable: Shareable,
+        fl_ctx: FLContext,
+    ) -> DXO | None:
         """Not used: `process` handles whole results, so that nothing passes unread."""
         raise NotImplementedError
 
@@ -208,8 +215,8 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
     def _receive(self, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Remember the weights that the server sent, for this one task."""
         number = shareable.get_header(AppConstants.CURRENT_ROUND, 0)
-        got = _Received(_task_id(fl_ctx), number if isinstance(number, int) else 0, self)
-        fl_ctx.set_prop(RECEIVED, got, private=True, sticky=False)
+        received = _Received(_task_id(fl_ctx), number if isinstance(number, int) else 0, self)
+        fl_ctx.set_prop(RECEIVED, received, private=True, sticky=False)
         try:
             dxo = exchanged(shareable, SENT)
             if dxo.data_kind != WEIGHTS:
@@ -219,16 +226,17 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             source: Source = secure()
             if self.seed is not None:
                 who = fl_ctx.get_identity_name("")
-                source = stream(self.seed, "nvflare", who, str(got.number))
-            got.work = ClientRound(self._chain, task, sent, source, self._stored)
-            got.findings = tuple(inspect(task)) if self._meter is not None else ()
-            if start := got.work.start_weights:
+                source = stream(self.seed, "nvflare", who, str(received.number))
+            received.work = ClientRound(self._chain, task, sent, source, self._stored)
+            if self._meter is not None:
+                received.findings = tuple(inspect(task))
+            if start := received.work.start_weights:
                 dxo.data = {n: write(start[n], v) if n in start else v for n, v in dxo.data.items()}
                 dxo.update_shareable(shareable)
             if self._meter is not None or needs_batches(self._chain):
                 listen()
         except Exception as error:  # of the server's message and the settings, not of the data
-            got.problem = error
+            received.problem = error
 
     def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         # taken first, so that no batch outlives an answer that fails
@@ -236,58 +244,62 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         if _kind(shareable) == DataKind.METRICS:
             return shareable
         dxo = exchanged(shareable, RESULT)
-        got = fl_ctx.get_prop(RECEIVED)
-        if got is None or got.task_id != _task_id(fl_ctx):
+        received = fl_ctx.get_prop(RECEIVED)
+        if received is None or received.task_id != _task_id(fl_ctx):
             raise ValueError(
                 "the global weights of this task are unknown; in privacy.json, name the filter "
                 "under task_data_filters, too"
             )
         # one object for each direction: only settings tell whether they belong together
-        if got.owner._chain != self._chain:
+        owner = received.owner
+        if owner._chain != self._chain:
             raise ValueError(
-                f"the filter under task_data_filters runs {got.owner._chain!r}, but this one "
+                f"the filter under task_data_filters runs {owner._chain!r}, but this one "
                 f"{self._chain!r}; give both the same settings"
             )
-        if got.problem is not None or got.work is None:
-            raise got.problem or ValueError(f"{SENT} was not read")
-        work = got.work
+        work = received.work
+        if received.problem is not None or work is None:
+            raise received.problem or ValueError(f"{SENT} was not read")
         is_change = dxo.data_kind == CHANGE
         trained = None
         if work.anew is None:
             trained = read(dxo.data, self._setup.state(), RESULT, private=True)
         step = coarsest({n: value for n, value in dxo.data.items() if n in work.task.names})
-        update, ready, new = work.answer(trained, tapped, is_change=is_change, step=step)
-        numbers: dict[str, float] = {}
+        update, ready, new = work.answer(
+            trained,
+            tapped,
+            is_change=is_change,
+            step=step,
+        )
+        meta: dict[str, float] = {} if self.seed is None else {MARK: 1}
         kept = work.kept(ready)
         if self._meter is not None:
+            meter = self._meter
+            reading: Reading | None = None
             try:
-                decision, reading = self._measured(self._meter, got, update, ready, tapped)
-                self._meter.keep(fl_ctx.get_identity_name(""), got.number + 1, decision, reading)
+                batch = distinct(tapped)
+                decision = meter.policy.before(received.findings)
+                if not decision.refused:
+                    reading, decision = meter.measured(
+                        work.task,
+                        update,
+                        batch,
+                        ready,
+                        received.findings,
+                        seeded=self.seed is not None,
+                    )
+                meter.keep(fl_ctx.get_identity_name(""), received.number + 1, decision, reading)
             except Exception as error:
                 logger.error("the leak meter failed: %s", type(error).__name__)
                 return _empty(BROKEN)
-            numbers = self._meter.released(decision, reading)
+            meta |= meter.released(decision, reading)
             if decision.refused:
                 new = {}  # the received weights
-            if decision.refused and self._meter.policy.on_refuse == "error":
-                got.owner._stored = kept
-                return _empty(self._meter.refusal(decision, reading))
-        got.owner._stored = kept
-        mark = {} if self.seed is None else {MARK: 1}
-        return _result(shareable, dxo, work.sent, new, {**mark, **numbers})
-
-    def _measured(
-        self, meter: ClientMeter, got: _Received, update: Update, ready: Chain, tapped: Tapped
-    ) -> tuple[Decision, Reading | None]:
-        assert got.work is not None  # asked by the caller
-        batch = distinct(tapped)
-        decision = meter.policy.before(got.findings)
-        if decision.refused:
-            return decision, None
-        reading, decision = meter.measured(
-            got.work.task, update, batch, ready, got.findings, seeded=self.seed is not None
-        )
-        return decision, reading
+            if decision.refused and meter.policy.on_refuse == "error":
+                owner._stored = kept
+                return _empty(meter.refusal(decision, reading))
+        owner._stored = kept
+        return _result(shareable, dxo, work.sent, new, meta)
 
 
 def keep_installed(job: Any) -> None:
@@ -312,8 +324,8 @@ def _result(
         if name in new:
             data[name] = write(new[name], value)
         elif name in received:
-            own = received[name]
-            data[name] = write(own if dxo.data_kind == WEIGHTS else torch.zeros_like(own), value)
+            kept = received[name]
+            data[name] = write(kept if dxo.data_kind == WEIGHTS else torch.zeros_like(kept), value)
     fresh = DXO(dxo.data_kind, data, {**(dxo.meta or {}), **meta})
     fresh.add_filter_history(MARKS)
     # nothing of the client's own object is passed on: other entries of it may hold data
@@ -338,11 +350,11 @@ def _kind(shareable: Any) -> Any:
         return None
 
 
-def chain_of(given: str | list[str]) -> Chain:
+def chain_of(defense: str | list[str]) -> Chain:
     """The chain of a filter's `defense`."""
-    texts = [given] if isinstance(given, str) else given
+    texts = [defense] if isinstance(defense, str) else defense
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"defense is {given!r}; give names with settings, as texts")
+        raise ValueError(f"defense is {defense!r}; give names with settings, as texts")
     rows = [registry.row_of("defense", text) for text in texts]
     built: Chain = registry.parse("defense", rows[0] if len(rows) == 1 else {"links": rows})
     return built

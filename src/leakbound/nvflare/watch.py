@@ -72,7 +72,11 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         """What `job.to_server(watch)` calls; the server uses its own leakbound, not a copy."""
         job.check_kwargs(args_to_check=kwargs, args_expected={})
         keep_installed(job)
-        return job.add_component(comp_id="", obj=self, ctx=ctx)
+        return job.add_component(
+            comp_id="",
+            obj=self,
+            ctx=ctx,
+        )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Note what is sent and what arrives; a problem does not stop the job."""
@@ -100,10 +104,10 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             self._sent[str(fl_ctx.get_prop(FLContextKey.TASK_ID))] = number, named
 
     def _arrive(self, result: Shareable, fl_ctx: FLContext) -> None:
-        found = self._sent.pop(str(fl_ctx.get_prop(FLContextKey.TASK_ID)), None)
-        if found is None:
+        sent = self._sent.pop(str(fl_ctx.get_prop(FLContextKey.TASK_ID)), None)
+        if sent is None:
             return
-        number, before = found
+        number, before = sent
         name = str(fl_ctx.get_peer_context().get_identity_name())
         self._seen.add((number, name))
         code = result.get_return_code()
@@ -118,7 +122,13 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             if self.notes is not None:
                 self.system_panic("leakbound has kept all rounds", fl_ctx)
 
-    def _keep(self, number: int, name: str, before: dict[str, Tensor], result: Shareable) -> None:
+    def _keep(
+        self,
+        number: int,
+        name: str,
+        before: dict[str, Tensor],
+        result: Shareable,
+    ) -> None:
         dxo = exchanged(result, f"the result of {name}")
         update = {key: tensor(value, key) for key, value in dxo.data.items()}
         if name not in self.clients:

@@ -63,26 +63,26 @@ def refuse_dropped(loader: DataLoader[Any], *, seeded: bool) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         return  # Opacus refuses it
-    own = loader.batch_sampler
-    if own is None:
+    sampler = loader.batch_sampler
+    if sampler is None:
         raise NotApplicable(
             "data_loader has batch_size None, so an item of its data set may be a whole batch; "
             "Poisson sampling draws single examples: give a data set of examples and a batch_size"
         )
-    if type(own) is not BatchSampler and not isinstance(own, UniformWithReplacementSampler):
+    if type(sampler) is not BatchSampler and not isinstance(sampler, UniformWithReplacementSampler):
         raise NotApplicable(
-            f"data_loader has the batch_sampler {_named(own)}, which Poisson sampling would drop; "
-            "give batch_size instead, or poisson_sampling=False to keep it"
+            f"data_loader has the batch_sampler {type(sampler).__name__}, which Poisson sampling "
+            "would drop; give batch_size instead, or poisson_sampling=False to keep it"
         )
     sampler = sampler_of(loader)
-    _refuse_sampler(sampler, loader.dataset)
+    _refuse_sampler(sampler, len(loader.dataset))  # type: ignore[arg-type]
     for kind in type(loader).__mro__:
         for name in ("__iter__", "__len__", "_get_iterator"):
             method = vars(kind).get(name)
             if method is not None and not str(method.__module__).startswith(LIBRARIES):
                 raise NotApplicable(
-                    f"data_loader is a {_named(loader)}, whose own {name} Poisson sampling would "
-                    "drop; give a torch.utils.data.DataLoader, or poisson_sampling=False"
+                    f"data_loader is a {type(loader).__name__}, whose own {name} Poisson sampling "
+                    "would drop; give a torch.utils.data.DataLoader, or poisson_sampling=False"
                 )
     generator = getattr(sampler, "generator", None) or loader.generator
     if generator is not None and not seeded:
@@ -93,29 +93,31 @@ def refuse_dropped(loader: DataLoader[Any], *, seeded: bool) -> None:
         )
 
 
-def _refuse_sampler(own: Any, dataset: Any) -> None:
-    if type(own) is SequentialSampler:
-        return
-    if type(own) is RandomSampler and not own.replacement and own.num_samples == len(dataset):
+def _refuse_sampler(sampler: Any, size: int) -> None:
+    shuffles = (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
+    )
+    if shuffles or type(sampler) is SequentialSampler:
         return
     mend = "give poisson_sampling=False to keep it"
-    if hasattr(own, "indices"):
+    if hasattr(sampler, "indices"):
         mend = "give torch.utils.data.Subset(dataset, indices) as the data set instead"
-    elif hasattr(own, "weights"):
+    elif hasattr(sampler, "weights"):
         mend = "no guarantee covers examples that are drawn at different rates: leave it out"
-    elif type(own) is RandomSampler:
+    elif type(sampler) is RandomSampler:
         mend = "give shuffle=True instead, or poisson_sampling=False to keep it"
     raise NotApplicable(
-        f"data_loader has the sampler {_named(own)}, which Poisson sampling would drop: all "
-        f"{len(dataset)} examples could be drawn, also those that it leaves out; {mend}"
+        f"data_loader has the sampler {type(sampler).__name__}, which Poisson sampling would drop: "
+        f"all {size} examples could be drawn, also those that it leaves out; {mend}"
     )
 
 
-def _named(value: Any) -> str:
-    return type(value).__name__
-
-
-def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoader[Any]:
+def resampled(
+    loader: DataLoader[Any],
+    *,
+    steps: int,
+    seeded: bool,
+) -> DataLoader[Any]:
     """Opacus' loader with a secure sampler, and `steps` batches: rounding makes 92 of 93 there.
 
     `seeded` keeps Opacus' sampler and the loader's generator, for experiments only.
@@ -134,20 +136,23 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
     return cast(DataLoader[Any], loader)
 
 
-def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[Any]:
+def counted(
+    loader: DataLoader[Any],
+    taken: Callable[..., None],
+) -> DataLoader[Any]:
     """A loader that calls `taken` for every pass over its examples, and for every batch of it."""
     kind: Any = type(loader)
 
     def passing(self: Any) -> Iterator[Any]:
-        taken(passes=1)
-        own = kind.__iter__(self)
+        taken(passes=1)  # a pass that is started may hold an example
+        batches = kind.__iter__(self)
 
-        def given() -> Iterator[Any]:
-            for batch in own:
+        def counting() -> Iterator[Any]:
+            for batch in batches:
                 taken(batches=1)
                 yield batch
 
-        return given()
+        return counting()
 
     loader.__class__ = type(kind.__name__, (kind,), {"__iter__": passing})
     return loader
@@ -155,14 +160,15 @@ def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[A
 
 def draws_once(loader: DataLoader[Any]) -> bool:
     """Whether one pass gives every example at most once: PyTorch's own order, no replacement."""
-    own = sampler_of(loader)
-    shuffled = type(own) is RandomSampler and not own.replacement
-    if type(own) is RandomSampler and (own.num_samples > len(loader.dataset)):  # type: ignore[arg-type]
-        return False
-    if type(own) is SubsetRandomSampler:
-        shuffled = len(set(own.indices)) == len(own.indices)
+    sampler = sampler_of(loader)
+    once = type(sampler) is SequentialSampler
+    if type(sampler) is RandomSampler:
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        once = not sampler.replacement and sampler.num_samples <= size
+    if type(sampler) is SubsetRandomSampler:
+        once = len(set(sampler.indices)) == len(sampler.indices)
     plain = type(getattr(loader, "batch_sampler", None)).__module__.startswith("torch.")
-    return plain and (shuffled or type(own) is SequentialSampler)
+    return plain and once
 
 
 def examples_of_a_pass(loader: DataLoader[Any]) -> int:
@@ -172,8 +178,8 @@ def examples_of_a_pass(loader: DataLoader[Any]) -> int:
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
     """What draws the examples: a user's `batch_sampler` holds it, and the loader has another."""
-    own = getattr(loader, "batch_sampler", None)
-    return own.sampler if type(own) is BatchSampler else getattr(loader, "sampler", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler.sampler if type(sampler) is BatchSampler else getattr(loader, "sampler", None)
 
 
 class _EmptyBatches:
@@ -207,7 +213,11 @@ KINDS = {"hooks": Hooked, "functorch": Hooked, "ew": Expanded}
 """By `grad_sample_mode`. Ghost clipping supports empty batches unchanged."""
 
 
-def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSampleModule:
+def wrapped(
+    module: nn.Module,
+    mode: str,
+    **settings: Any,
+) -> AbstractGradSampleModule:
     """A module with per-example gradients that supports empty batches; `mode`: a key of `KINDS`."""
     kind = KINDS[mode]
     if not isinstance(module, AbstractGradSampleModule):

@@ -202,18 +202,31 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         each = len(data_loader)
         setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
         calibration = calibrate_setting(
-            target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, matches=matches
+            target,
+            setting,
+            clip_norm=max_grad_norm,
+            delta=delta,
+            prior=prior,
+            matches=matches,
         )
         if calibration.noise_multiplier == 0:
             calibration.defense()  # says that no noise is needed
-        rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}
-        private = self.make_private(noise_multiplier=calibration.noise_multiplier, **rest)
-        arguments = {"dim": dim, "norm": norm, "prior": prior, "participation": participation}
-        if target.psnr is None:
-            arguments |= {"eta": target.eta, "input_range": input_range}
-        else:
-            arguments |= {"psnr": target.psnr, "input_range": _width(target)}
-        self._risk_arguments = arguments
+        private = self.make_private(
+            data_loader=data_loader,
+            noise_multiplier=calibration.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            **rest,
+        )
+        goal: dict[str, Any] = {"eta": target.eta, "input_range": input_range}
+        if target.psnr is not None:
+            goal = {"psnr": target.psnr, "input_range": _width(target)}
+        self._risk_arguments = {
+            "dim": dim,
+            "norm": norm,
+            "prior": prior,
+            "participation": participation,
+            **goal,
+        }
         return (*private, calibration)
 
     def risk(self, *, delta: float = 1e-5, **arguments: Any) -> Statement:
@@ -226,13 +239,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         Raises:
             NotApplicable: without Poisson sampling, the number of passes is not known.
         """
-        defaults = dict(self._risk_arguments)
-        if GOALS & set(arguments):  # one of them replaces the other
-            defaults = {name: v for name, v in defaults.items() if name not in GOALS}
-        arguments = {**defaults, **arguments}
+        # One goal replaces the other.
+        replaced = GOALS if GOALS & set(arguments) else set()
+        defaults = {name: v for name, v in self._risk_arguments.items() if name not in replaced}
+        arguments = {"experiment_only": self.experiment_only, **defaults, **arguments}
         if "dim" not in arguments:
             raise ValueError("dim is missing; give dim, norm and psnr or eta")
-        arguments = {"experiment_only": self.experiment_only, **arguments}
         return risk(self._history, delta=delta, **arguments)
 
     @property
@@ -240,14 +252,14 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         """The accountant, or, without Poisson sampling, a full-batch step for every pass."""
         if self._flags["poisson_sampling"]:
             return self.accountant
-        steps = sum(int(count) for *_, count in self.accountant.history)
-        joined = any(rate > self._rate * (1 + 1e-9) for _, rate, _ in self.accountant.history)
-        strange = self._repeats or joined or len(self._sampled) > 1
-        if strange or steps != self._batches:
+        history = self.accountant.history
+        steps = sum(int(count) for *_, count in history)
+        joined = any(rate > self._rate * (1 + 1e-9) for _, rate, _ in history)
+        if self._repeats or joined or len(self._sampled) > 1 or steps != self._batches:
             raise NotApplicable(UNSAMPLED)
         if not steps:
             return []
-        return [(min(noise for noise, *_ in self.accountant.history), 1.0, self._passes)]
+        return [(min(noise for noise, *_ in history), 1.0, self._passes)]
 
     def get_epsilon(self, delta: float, **settings: Any) -> float:
         """As Opacus'; without Poisson sampling, that of a full-batch step for every pass."""
@@ -270,15 +282,24 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 
         `checkpoint_dict` may hold tensors and plain values; anything else cannot be loaded.
         """
-        plain = {**self._risk_arguments}
-        plain.pop("prior", None)  # no plain value
-        own: dict[str, Any] = {**self._flags, "risk_arguments": plain, "passes": self._passes}
-        own |= {"batches": -1 if self._repeats else self._batches, "rate": self._rate}
-        whole = {**(checkpoint_dict or {}), "leakbound": own}
+        arguments = self._risk_arguments.items()
+        kept = {
+            **self._flags,
+            # A prior is no plain value.
+            "risk_arguments": {name: value for name, value in arguments if name != "prior"},
+            "passes": self._passes,
+            "batches": -1 if self._repeats else self._batches,
+            "rate": self._rate,
+        }
+        whole = {**(checkpoint_dict or {}), "leakbound": kept}
         super().save_checkpoint(checkpoint_dict=whole, **rest)
 
     def load_checkpoint(
-        self, *, path: Any, torch_load_kwargs: dict[str, Any] | None = None, **rest: Any
+        self,
+        *,
+        path: Any,
+        torch_load_kwargs: dict[str, Any] | None = None,
+        **rest: Any,
     ) -> dict[str, Any]:
         """As Opacus'; the facts about the saved training also hold for what follows it.
 
@@ -287,14 +308,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
         self._note(*(kept[flag] for flag in FLAGS))
-        passes: Any = kept.get("passes")
-        batches: Any = kept.get("batches")
-        rate: Any = kept.get("rate")
-        typed = (type(passes), type(batches), type(rate)) == (int, int, float)
-        if typed and min(passes, batches, rate) >= 0:
+        counts: list[Any] = [kept.get(name) for name in ("passes", "batches", "rate")]
+        if [*map(type, counts)] == [int, int, float] and min(counts) >= 0:
+            passes, batches, rate = counts
             self._rate = max(self._rate, rate)
-            self._passes = self._passes + passes
-            self._batches = self._batches + batches
+            self._taken(passes=passes, batches=batches)
         else:
             self._repeats = True
         loaded = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
@@ -308,13 +326,25 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._sampled.add(poisson)
 
     def _prepare_model(
-        self, module: nn.Module, *, grad_sample_mode: str = "hooks", **settings: Any
+        self,
+        module: nn.Module,
+        *,
+        grad_sample_mode: str = "hooks",
+        **settings: Any,
     ) -> Any:
         if grad_sample_mode not in KINDS or not settings["wrap_model"]:
             return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **settings)
-        self.validate(module=module, optimizer=None, data_loader=None)
-        kept = {name: settings[name] for name in ("batch_first", "loss_reduction")}
-        return wrapped(module, grad_sample_mode, **kept)
+        self.validate(
+            module=module,
+            optimizer=None,
+            data_loader=None,
+        )
+        return wrapped(
+            module,
+            grad_sample_mode,
+            batch_first=settings["batch_first"],
+            loss_reduction=settings["loss_reduction"],
+        )
 
     def _prepare_optimizer(
         self,
@@ -334,12 +364,17 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         kind = SecureGhostOptimizer if grad_sample_mode == "ghost" else SecureDPOptimizer
         return kind(optimizer, **settings)
 
-    def _prepare_data_loader(self, data_loader: DataLoader[Any], **settings: Any) -> Any:
+    def _prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        **settings: Any,
+    ) -> Any:
         seeded = self._generator is not None
         if settings["poisson_sampling"]:
             refuse_dropped(data_loader, seeded=seeded)
         made = super()._prepare_data_loader(data_loader, **settings)
-        self._divisor = _expected_size(data_loader)
+        # In floats, as in Opacus, 49 * (1 / 49) is 0.99 and so 0.
+        self._divisor = max(1, examples_of_a_pass(data_loader) // len(data_loader))
         if not settings["poisson_sampling"]:
             self._repeats |= not draws_once(data_loader)
             self._rate = max(self._rate, 1 / len(data_loader))
@@ -376,17 +411,19 @@ def _refuse(max_grad_norm: Any, rest: dict[str, Any]) -> None:
 
 def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
     """Reject a loss for which an example's gradient depends on the rest of the batch."""
-    own = getattr(criterion, "reduction", reduction)
-    if own in ("mean", "sum") and own != reduction:
+    reduced = getattr(criterion, "reduction", reduction)
+    if reduced in ("mean", "sum") and reduced != reduction:
         raise NotApplicable(
-            f"criterion has the reduction {own!r} and loss_reduction is {reduction!r}: every "
+            f"criterion has the reduction {reduced!r} and loss_reduction is {reduction!r}: every "
             "example's gradient is then scaled by the size of the batch before it is clipped, and "
             "one example moves those of all others; give both the same"
         )
     weighs = (
         isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) and criterion.weight is not None
     )
-    if weighs and own == "mean" and mode != "ghost":  # ghost clipping divides by the batch's size
+    if (
+        weighs and reduced == "mean" and mode != "ghost"
+    ):  # ghost clipping divides by the batch's size
         raise NotApplicable(
             "criterion has class weights and the reduction 'mean', which divides by the sum of the "
             "weights in the batch, and that is private; give reduction='sum' and "
@@ -394,22 +431,17 @@ def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
         )
 
 
-def _expected_size(loader: DataLoader[Any]) -> int:
-    """Examples / batches, rounded down: in floats, as in Opacus, 49 * (1 / 49) is 0.99 and so 0."""
-    return max(1, examples_of_a_pass(loader) // len(loader))
-
-
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
     """Reject a first example of another size or, for decibels, a wider range than the target's."""
     inputs = _first(loader.dataset)
     if not inputs:
         return
-    if dim not in (inputs[0].numel(), sum(part.numel() for part in inputs)):
+    values = inputs[0].detach()
+    if dim not in (values.numel(), sum(part.numel() for part in inputs)):
         raise ValueError(
-            f"dim is {dim}, but the first example of data_loader has {inputs[0].numel()} values; "
+            f"dim is {dim}, but the first example of data_loader has {values.numel()} values; "
             "give their number"
         )
-    values = inputs[0].detach()
     if target.psnr is None or not values.is_floating_point() or values.numel() == 0:
         return
     if float(values.max()) - float(values.min()) > _width(target) * (1 + 1e-6):
@@ -441,7 +473,10 @@ def _first(dataset: Any) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor) and part.ndim > 0]
 
 
-def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, Any]]:
+def _opened(
+    path: Any,
+    settings: dict[str, Any],
+) -> tuple[io.BytesIO, dict[str, Any]]:
     """A checkpoint's bytes, and what `save_checkpoint` stored; no code in the file runs."""
     whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:

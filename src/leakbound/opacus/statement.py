@@ -213,13 +213,24 @@ def risk(
     """
     goal = _target(psnr, eta, input_range)
     single(probability, delta=delta)
-    if prior is not None:
-        _check_prior(prior, dim)
-    parts = _covered(tuple(_read(history)), divisor, participation)
+    if prior is not None and prior.dim != dim:
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
+    if prior is not None and not prior.distance.squared:
+        raise ValueError(
+            f"prior measures {prior.distance.axis}, but a statement here is about mean squared "
+            "errors; calibrate with leakbound.calibrate(data=...), and give its noise"
+        )
+    parts = _read(history)
+    _check_divisor(parts, divisor, participation)
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
-        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
+        setting = replace(
+            setting,
+            noise_multiplier=noise,
+            sampling_rate=rate,
+            steps=steps,
+        )
     edges = corridor(setting, goal.eta, prior=prior)
     log_kappa = float(edges.log_kappa[0])
     if len(parts) == 1:
@@ -229,13 +240,24 @@ def risk(
     elif parts:
         visible = participation == "visible"
         least = mixed.visible_lower if visible else mixed.hidden_lower
-        lower = least(mixed.merged(parts, more=False), dim=dim, eta=goal.eta, norm=norm)
+        lower = least(
+            mixed.merged(parts, more=False),
+            dim=dim,
+            eta=goal.eta,
+            norm=norm,
+        )
         upper = _upper(parts, setting, log_kappa)
         if prior is None:
             lower = min(lower, upper)  # both round outward: they cross only by rounding
         privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
     else:
-        lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
+        lower = float(
+            identification.kappa_sphere(
+                dim=dim,
+                eta=goal.eta,
+                norm=norm,
+            )
+        )
         upper = math.exp(log_kappa)
         privacy = 0.0
     scope = edges.attained_scope if len(parts) == 1 else attained_scope(setting, None)
@@ -260,10 +282,12 @@ def risk(
     )
 
 
-def _covered(
-    parts: tuple[Part, ...], divisor: Divisor, participation: Participation
-) -> tuple[Part, ...]:
-    """The parts; an error if the drawn batch size is the divisor and shows hidden participation."""
+def _check_divisor(
+    parts: tuple[Part, ...],
+    divisor: Divisor,
+    participation: Participation,
+) -> None:
+    """Reject the drawn batch size as the divisor if it shows hidden participation."""
     check.one_of(SEES, participation=participation)
     check.one_of(PUBLIC, divisor=divisor)
     sampled = any(rate < 1 for _, rate, _ in parts)
@@ -274,20 +298,13 @@ def _covered(
             "constant such as Opacus' expected_batch_size, or give participation='visible', "
             "which takes the batch sizes as public"
         )
-    return parts
 
 
-def _check_prior(prior: Baseline, dim: int) -> None:
-    if prior.dim != dim:
-        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
-    if not prior.distance.squared:
-        raise ValueError(
-            f"prior measures {prior.distance.axis}, but a statement here is about mean squared "
-            "errors; calibrate with leakbound.calibrate(data=...), and give its noise"
-        )
-
-
-def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
+def _target(
+    psnr: float | None,
+    eta: float | None,
+    input_range: float,
+) -> Target:
     if (psnr is None) == (eta is None):
         raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
     if psnr is not None:
@@ -295,7 +312,11 @@ def _target(psnr: float | None, eta: float | None, input_range: float) -> Target
     return Target(single(positive, eta=cast(float, eta)), 0.5)
 
 
-def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
+def _upper(
+    parts: tuple[Part, ...],
+    setting: TrainingSetting,
+    log_kappa: float,
+) -> float:
     """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
         return math.exp(log_kappa)
@@ -306,7 +327,7 @@ def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) 
     return float(most(mixed.merged(parts), log_kappa))
 
 
-def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
+def _read(history: Accountant | Sequence[Sequence[float]]) -> tuple[Part, ...]:
     """Kinds of steps, each once; the order of steps does not matter."""
     rows = cast(Sequence[Any], getattr(history, "history", history))
     mechanism = getattr(history, "mechanism", None)
@@ -335,16 +356,15 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"history holds {steps} steps; give a whole number of at least 1")
         counts[noise, rate] = counts.get((noise, rate), 0) + int(steps)
-    return [(noise, rate, steps) for (noise, rate), steps in counts.items()]
+    return tuple((noise, rate, steps) for (noise, rate), steps in counts.items())
 
 
 def _words(history: tuple[Part, ...]) -> str:
     if not history:
         return "no step"
     noises, rates, counts = zip(*history, strict=True)
-    noise, rate = (
-        " to ".join(f"{v:.4g}" for v in sorted({min(all_), max(all_)})) for all_ in (noises, rates)
-    )
+    spans = (sorted({min(values), max(values)}) for values in (noises, rates))
+    noise, rate = (" to ".join(f"{value:.4g}" for value in span) for span in spans)
     total = sum(counts)
     return f"{total:,} step{'s' * (total != 1)} (noise multiplier {noise}, sampling rate {rate})"
 

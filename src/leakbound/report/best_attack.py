@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from leakbound._util.decibels import mse_of_psnr
+from leakbound._util.groups import grouped
 from leakbound._util.intervals import student_reach
 from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
-from leakbound.report.tables import LEVEL, Names, defined, grouped
+from leakbound.report.tables import LEVEL, Names, defined
 
 __all__ = [
     "BASELINE",
@@ -121,7 +122,10 @@ class BestAttackTable:
     rows: tuple[BestAttackRow, ...]
 
 
-def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAttackError:
+def best_attack_error(
+    attacks: Mapping[str, Errors],
+    baseline: Errors,
+) -> BestAttackError:
     """S_D of the attacks and the prior-only baseline, from squared errors by round.
 
     The interval joins t intervals of the means, and allows for the choice of the smallest: the
@@ -135,8 +139,8 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
         ValueError: no round, or an attack with another number of examples.
 
     Example:
-        >>> found = best_attack_error({"a": {0: [0.01], 1: [0.04]}}, {0: [0.09], 1: [0.09]})
-        >>> found.attack, round(found.rmse, 3), round(found.baseline, 3), found.held_out
+        >>> error = best_attack_error({"a": {0: [0.01], 1: [0.04]}}, {0: [0.09], 1: [0.09]})
+        >>> error.attack, round(error.rmse, 3), round(error.baseline, 3), error.held_out
         ('a', 0.15, 0.3, {0: 0.1, 1: 0.2})
     """
     rounds = sorted(baseline)
@@ -151,13 +155,16 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
                     f"attack {name!r} has {len(tables[name][seed])} examples in round {seed}, the "
                     f"baseline {len(baseline[seed])}; give errors of the same examples"
                 )
-    own = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
-    means = {name: fmean(values) for name, values in own.items()}
+    errors_of = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
+    means = {name: fmean(values) for name, values in errors_of.items()}
     # Of equal means, the baseline: then no attack beats it.
     best = min(means, key=lambda name: (means[name], name != BASELINE))
     tail = (1 - LEVEL) / 2
-    low = min(means[name] - student_reach(values, tail) for name, values in own.items())
-    high = min(means[name] + student_reach(values, tail / len(own)) for name, values in own.items())
+    low = min(means[name] - student_reach(values, tail) for name, values in errors_of.items())
+    high = min(
+        means[name] + student_reach(values, tail / len(errors_of))
+        for name, values in errors_of.items()
+    )
     examples = [zip(*(t[seed] for t in tables.values()), strict=True) for seed in rounds]
     nearest = [_root([min(errors) for errors in some]) for some in examples]
     return BestAttackError(
@@ -168,7 +175,7 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
         attack=best,
         oracle=fmean(nearest),
         baseline=means[BASELINE],
-        held_out={seed: _held_out(own, i) for i, seed in enumerate(rounds)},
+        held_out={seed: _held_out(errors_of, i) for i, seed in enumerate(rounds)},
         means=means,
         n=len(rounds),
     )
@@ -182,20 +189,20 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
     """
     every = {name: {a.seed: a for a in some} for name, some in attacks.items()}
     seeds = sorted({seed for some in every.values() for seed in some})
-    own = {name: some for name, some in every.items() if any(map(measured, some.values()))}
+    ran = {name: some for name, some in every.items() if any(map(measured, some.values()))}
     missing = tuple(
         name
         for name, some in every.items()
-        if name not in own and any(a.status != "not_applicable" for a in some.values())
+        if name not in ran and any(a.status != "not_applicable" for a in some.values())
     )
     # A crash in one round would otherwise look like a weak attack.
-    kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
+    kept = [seed for seed in seeds if _whole([some.get(seed) for some in ran.values()])]
     errors = {
         name: {seed: squared_errors(some[seed].scores) for seed in kept if measured(some.get(seed))}
-        for name, some in own.items()
+        for name, some in ran.items()
     }
     baseline = {
-        seed: next(squared_errors(c[seed].baseline) for c in own.values() if measured(c[seed]))
+        seed: next(squared_errors(c[seed].baseline) for c in ran.values() if measured(c[seed]))
         for seed in kept
     }
     return Rounds(errors, baseline, len(seeds) - len(kept), missing)
@@ -214,37 +221,45 @@ def squared_errors(psnrs: Values) -> list[float]:
 
 
 def best_attack_tables(
-    assessments: Iterable[Assessment], trainings: Iterable[Training], names: Names
+    assessments: Iterable[Assessment],
+    trainings: Iterable[Training],
+    names: Names,
 ) -> tuple[BestAttackTable, ...]:
     losses = grouped(
         ((names.model(t), names.defense(t)), t.training_loss)
         for t in trainings
         if t.status == "ok" and t.training_loss is not None
     )
-    found = grouped((names.key(a), a) for a in assessments)
+    by_configuration = grouped((names.key(a), a) for a in assessments)
     rows = grouped(
-        ((model, size), _row(defense, own, names, losses.get((model, defense))))
-        for (model, size, defense), own in found.items()
+        ((model, size), _row(defense, experiments, names, losses.get((model, defense))))
+        for (model, size, defense), experiments in by_configuration.items()
     )
-    made = [BestAttackTable(*key, tuple(own)) for key, own in rows.items()]
+    made = [BestAttackTable(*key, tuple(experiments)) for key, experiments in rows.items()]
     return tuple(one for one in made if any(row.found for row in one.rows))
 
 
 def _row(
-    defense: str, own: Sequence[Assessment], names: Names, losses: Sequence[float] | None
+    defense: str,
+    experiments: Sequence[Assessment],
+    names: Names,
+    losses: Sequence[float] | None,
 ) -> BestAttackRow:
-    rounds = rounds_of(grouped((names.attack(a), a) for a in own))
+    rounds = rounds_of(grouped((names.attack(a), a) for a in experiments))
     loss = None if losses is None else fmean(losses)
     if not rounds.baseline:
         return BestAttackRow(defense, None, rounds.left_out, rounds.missing, "–", loss)
-    found = best_attack_error(rounds.attacks, rounds.baseline)
-    winner = {**rounds.baseline, **rounds.attacks.get(found.attack, {})}
-    held = [a for a in own if a.seed in rounds.baseline and measured(a)]
+    error = best_attack_error(rounds.attacks, rounds.baseline)
+    winner = {**rounds.baseline, **rounds.attacks.get(error.attack, {})}
+    held = [a for a in experiments if a.seed in rounds.baseline and measured(a)]
     bound = _tightest(held, winner)
-    return BestAttackRow(defense, found, rounds.left_out, rounds.missing, bound, loss)
+    return BestAttackRow(defense, error, rounds.left_out, rounds.missing, bound, loss)
 
 
-def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
+def _tightest(
+    experiments: Sequence[Assessment],
+    winner: Errors,
+) -> TightestBound | str:
     """Of several bounds on all attackers the one in most rounds, of these the highest.
 
     Where the attacks' experiments of one round hold different bounds (a malicious server changes
@@ -253,7 +268,7 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
     # Pairing in the best order lowers a batch's error below what the bound is on.
     if any(len(errors) > 1 for errors in winner.values()):
         return "single examples only"
-    bounds = [(a.seed, bound) for a in own for bound in a.bounds if bound.on_error]
+    bounds = [(a.seed, bound) for a in experiments for bound in a.bounds if bound.on_error]
     known = grouped(((b.name, b.prior), (seed, b.psnr)) for seed, b in bounds if b.covers == "all")
     made = []
     for kind, values in known.items():
@@ -272,18 +287,18 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
     return f"only for {' and '.join(proved_for)} attackers" if proved_for else "estimate only"
 
 
-def _whole(own: Sequence[Assessment | None]) -> bool:
+def _whole(round_: Sequence[Assessment | None]) -> bool:
     """Whether every attack ran or did not apply in a round, at least one ran, on equal examples."""
-    ran = [a for a in own if a is not None and measured(a)]
-    idle = [a for a in own if a is not None and a.status == "not_applicable"]
-    return len({len(a.scores) for a in ran}) == 1 and len(ran) + len(idle) == len(own)
+    ran = [a for a in round_ if a is not None and measured(a)]
+    idle = [a for a in round_ if a is not None and a.status == "not_applicable"]
+    return len({len(a.scores) for a in ran}) == 1 and len(ran) + len(idle) == len(round_)
 
 
-def _held_out(own: Mapping[str, Sequence[float]], at: int) -> float:
+def _held_out(errors: Mapping[str, Sequence[float]], at: int) -> float:
     def elsewhere(name: str) -> float:
-        return math.fsum(value for i, value in enumerate(own[name]) if i != at)
+        return math.fsum(value for i, value in enumerate(errors[name]) if i != at)
 
-    return own[min(own, key=elsewhere)][at]
+    return errors[min(errors, key=elsewhere)][at]
 
 
 def _root(squares: Sequence[float]) -> float:

@@ -9,11 +9,18 @@ from typing import Final
 
 from scipy.special import bdtrc
 
+from leakbound._util.groups import T, grouped
 from leakbound._util.intervals import holm, wilson
 from leakbound._util.results import SequenceResult
 from leakbound.assess.record import Assessment
 from leakbound.report import tables
-from leakbound.report.tables import Configuration, Names, ReportPart, ShareInterval, grouped
+from leakbound.report.tables import (
+    Configuration,
+    ConfigurationPart,
+    Names,
+    ReportPart,
+    ShareInterval,
+)
 
 SIGNIFICANT: Final = 0.01
 """The largest corrected p-value at which a column counts as revealed."""
@@ -36,15 +43,12 @@ class ColumnShare(ReportPart, frozen=True):
         return self.p_value <= SIGNIFICANT
 
 
-class ColumnTable(ReportPart, frozen=True):
+class ColumnTable(ConfigurationPart, frozen=True):
     """A configuration's strongest attack over all `rows`: sensitive columns, then by share.
 
     `fewest`: from fewer rows no column can be called revealed.
     """
 
-    model: str
-    batch_size: int
-    defense: str
     attack: str
     rows: int
     fewest: int
@@ -108,7 +112,9 @@ class RowTable:
 
 
 def column_tables(
-    assessments: Iterable[Assessment], names: Names, rows: Iterable[Configuration]
+    assessments: Iterable[Assessment],
+    names: Names,
+    rows: Iterable[Configuration],
 ) -> list[ColumnTable]:
     """A table for each configuration whose strongest attack has measured columns.
 
@@ -122,10 +128,17 @@ def column_tables(
         pairs = grouped(
             ((attack, column.name), both)
             for attack, some in attacks.items()
-            for column in (column for a in some for column in a.columns or ())
+            for a in some
+            for column in a.columns or ()
             for both in zip(column.matched, column.baseline, strict=False)
         )
-        corrected = dict(zip(pairs, holm([paired(own) for own in pairs.values()]), strict=True))
+        corrected = dict(
+            zip(
+                pairs,
+                holm([paired(some) for some in pairs.values()]),
+                strict=True,
+            )
+        )
         attack = str(row.strongest_attack)
         made = [
             ColumnShare(
@@ -160,37 +173,43 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
     return float(bdtrc(won - 1, differ, 0.5)) if won else 1.0
 
 
-def row_of(own: Assessment) -> RowTable | None:
+def row_of(assessment: Assessment) -> RowTable | None:
     """The best reconstructed row or sequence; None if the record holds no values."""
-    scores = own.scores if own.sequences is None else own.scores[: len(own.sequences)]
+    sequences = assessment.sequences
+    scores = assessment.scores if sequences is None else assessment.scores[: len(sequences)]
     # Without the truth there are no scores: then the first row stands for all.
     place = max(range(len(scores)), key=lambda i: scores[i] or 0.0) if scores else 0
-    if own.sequences:
-        return _sequence(own.sequences[place], place)
-    shown = own.columns or ()
+    if sequences:
+        return _sequence(sequences[place], place)
+
+    def at_place(values: Sequence[T]) -> T | None:
+        return values[place] if place < len(values) else None
+
     cells = [
         RowCell(
             column.name,
             column.sensitive,
-            column.truth[place] if place < len(column.truth) else None,
+            at_place(column.truth),
             column.reconstruction[place],
-            column.matched[place] if place < len(column.matched) else None,
-            column.agreement[place] if place < len(column.agreement) else None,
+            at_place(column.matched),
+            at_place(column.agreement),
         )
-        for column in sorted(shown, key=lambda column: not column.sensitive)
+        for column in sorted(assessment.columns or (), key=lambda column: not column.sensitive)
         if place < len(column.reconstruction)
     ]
     return RowTable(place, tuple(cells[:MOST]), max(0, len(cells) - MOST)) if cells else None
 
 
-def _sequence(own: SequenceResult, place: int) -> RowTable:
-    count = len(own.reconstruction)
-    truth = own.truth or (None,) * count
-    right = own.matched or (None,) * count
-    shares = own.agreement or (None,) * count
+def _sequence(sequence: SequenceResult, place: int) -> RowTable:
+    count = len(sequence.reconstruction)
+    truth = sequence.truth or (None,) * count
+    right = sequence.matched or (None,) * count
+    shares = sequence.agreement or (None,) * count
     cells = tuple(
         RowCell(str(k), False, *values)
-        for k, values in enumerate(zip(truth, own.reconstruction, right, shares, strict=True), 1)
+        for k, values in enumerate(
+            zip(truth, sequence.reconstruction, right, shares, strict=True), 1
+        )
     )
     return RowTable(place, cells[:MOST], max(0, count - MOST), "token")
 

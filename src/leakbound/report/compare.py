@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,11 +14,19 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from leakbound._util import files
-from leakbound.assess.record import CERTIFIED, EXPOSED, VERDICTS, Assessment, Threat, Training
+from leakbound._util.groups import grouped
+from leakbound.assess.record import CERTIFIED, EXPOSED, VERDICTS, Assessment, Threat
 from leakbound.report import best_attack, tables
 from leakbound.report.best_attack import BASELINE, BestAttackError
 from leakbound.report.folder import Run
-from leakbound.report.tables import Configuration, ConfigurationKey, Names, grouped, plain
+from leakbound.report.tables import (
+    AttackKey,
+    Configuration,
+    ConfigurationKey,
+    Names,
+    RunSummary,
+    plain,
+)
 from leakbound.report.template import check_installed, decimal, plural, rendered, save, significant
 
 FILE = "compare.html"
@@ -102,10 +111,6 @@ class AccuracyPair:
     accuracy: Difference
 
 
-Setting = tuple[str, int, str, str]
-"""Model, batch size, defense and attack."""
-
-
 @dataclass(frozen=True)
 class RunComparison:
     """All that a page says about two runs; their scores have this axis and unit.
@@ -125,8 +130,12 @@ class RunComparison:
     best_attack: tuple[BestAttackPair, ...]
     accuracies: tuple[AccuracyPair, ...]
     both: int
-    only: tuple[tuple[tuple[Setting, int], ...], ...]
+    only: tuple[tuple[tuple[AttackKey, int], ...], ...]
     experiments: tuple[int, int]
+
+
+Experiments = dict[AttackKey, dict[int, Assessment]]
+"""By setting (model, batch size, defense and attack) and seed."""
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
@@ -135,56 +144,58 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     It takes the differences as nearly normal; of few pairs that are skewed it is too narrow.
     """
     gaps = [second - first for first, second in pairs]
-    found = tables.mean_of(gaps)
-    if found is None:
+    gap = tables.mean_of(gaps)
+    if gap is None:
         return None
     first, second = (fmean(side) for side in zip(*pairs, strict=True))
-    return Difference(found.n, first, second, found.mean, found.low, found.high, not any(gaps))
+    return Difference(gap.n, first, second, gap.mean, gap.low, gap.high, not any(gaps))
 
 
 def compare(first: Run, second: Run) -> RunComparison:
+    second = dataclasses.replace(second, assessments=_aligned(first, second))
     runs = first, second
-    here = first.assessments
-    there = _aligned(here, second.assessments)
-    names = Names([*here, *there], [*first.trainings, *second.trainings])
-    settings, others = (_by_setting(own, names) for own in (here, there))
-    shared = [setting for setting in settings if setting in others]
+    names = Names([*first.assessments, *second.assessments], [*first.trainings, *second.trainings])
+    one, other = (RunSummary(run, names) for run in runs)
+    here, there = (_by_setting(summary) for summary in (one, other))
+    shared = [setting for setting in here if setting in there]
     pairs = [
-        (a, others[setting][seed])
+        (a, there[setting][seed])
         for setting in shared
-        for seed, a in settings[setting].items()
-        if seed in others[setting]
+        for seed, a in here[setting].items()
+        if seed in there[setting]
     ]
     contents = {
         name: [files.read(r.folder / name) if (r.folder / name).exists() else b"" for r in runs]
         for name in JOURNALS
     }
     # Scores of different measures are not subtracted.
-    comparable = len({a.criterion.axis for a in (*here, *there)}) == 1
+    comparable = len({a.criterion.axis for run in runs for a in run.assessments}) == 1
     grave, notes = concerns(first, second, pairs)
+    criterion = first.assessments[0].criterion
     return RunComparison(
-        axis=here[0].criterion.axis,
-        unit=here[0].criterion.unit,
+        axis=criterion.axis,
+        unit=criterion.unit,
         grave=grave,
         notes=notes,
-        identical=tuple(name for name, (one, other) in contents.items() if one and one == other),
-        verdicts=_verdicts(here, there, names),
+        identical=tuple(name for name, (a, b) in contents.items() if a and a == b),
+        verdicts=_verdicts(one, other),
         attacks=tuple(
-            _attack(setting, settings[setting], others[setting]) for setting in shared if comparable
+            _attack(setting, here[setting], there[setting]) for setting in shared if comparable
         ),
-        best_attack=_best_attack(here, there, names),
-        accuracies=_accuracies(first.trainings, second.trainings, names),
+        best_attack=_best_attack(one, other),
+        accuracies=_accuracies(one, other),
         both=len(shared),
-        only=(_only(settings, others), _only(others, settings)),
-        experiments=(len(pairs), sum(one == other for one, other in pairs)),
+        only=(_only(here, there), _only(there, here)),
+        experiments=(len(pairs), sum(a == b for a, b in pairs)),
     )
 
 
-def _aligned(first: Iterable[Assessment], second: Iterable[Assessment]) -> list[Assessment]:
+def _aligned(first: Run, second: Run) -> list[Assessment]:
     """The second run's, an attack of one setting in each run taken as the same attack."""
     # Versions of leakbound may hash one setting differently, and the names then differ.
-    second = list(second)
-    here, there = (grouped((a.attack.name, a.attack.hash) for a in own) for own in (first, second))
+    here, there = (
+        grouped((a.attack.name, a.attack.hash) for a in run.assessments) for run in (first, second)
+    )
     moved = {
         name: hashes[0]
         for name, hashes in here.items()
@@ -192,40 +203,40 @@ def _aligned(first: Iterable[Assessment], second: Iterable[Assessment]) -> list[
     }
     return [
         replace(a, attack=replace(a.attack, hash=moved.get(a.attack.name, a.attack.hash)))
-        for a in second
+        for a in second.assessments
     ]
 
 
-def _by_setting(own: Iterable[Assessment], names: Names) -> dict[Setting, dict[int, Assessment]]:
-    by_setting = grouped(((*names.key(a), names.attack(a)), a) for a in own)
+def _by_setting(summary: RunSummary) -> Experiments:
+    by_setting = grouped((summary.names.attack_key(a), a) for a in summary.assessments)
     return {setting: {a.seed: a for a in some} for setting, some in by_setting.items()}
 
 
 def _verdicts(
-    first: Sequence[Assessment], second: Sequence[Assessment], names: Names
+    first: RunSummary,
+    second: RunSummary,
 ) -> tuple[VerdictPair, ...]:
     """Configurations in both: those that became less safe first, then safer, then the rest."""
-    there = {row.key: row for row in tables.configurations(second, names)}
-    pairs = [
-        VerdictPair(row, there[row.key])
-        for row in tables.configurations(first, names)
-        if row.key in there
-    ]
+    there = {row.key: row for row in second.configurations}
+    pairs = [VerdictPair(row, there[row.key]) for row in first.configurations if row.key in there]
     # What got worse must not hide below what stayed.
     return tuple(sorted(pairs, key=lambda pair: (-1, 1, 0).index(pair.change)))
 
 
 def _attack(
-    setting: Setting, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
+    setting: AttackKey,
+    first: Mapping[int, Assessment],
+    second: Mapping[int, Assessment],
 ) -> AttackPair:
     def by_seed(
-        own: Mapping[int, Assessment], value: Callable[[Assessment], float | None]
+        experiments: Mapping[int, Assessment],
+        value: Callable[[Assessment], float | None],
     ) -> dict[int, float]:
-        known = {seed: value(a) for seed, a in own.items() if a.status == "ok"}
+        known = {seed: value(a) for seed, a in experiments.items() if a.status == "ok"}
         return {seed: score for seed, score in known.items() if score is not None}
 
-    scores, others = (by_seed(own, tables.mean_value) for own in (first, second))
-    errors = [by_seed(own, _rmse) for own in (first, second)]
+    scores, others = (by_seed(side, tables.mean_value) for side in (first, second))
+    errors = [by_seed(side, _rmse) for side in (first, second)]
     return AttackPair(
         setting[:3],
         setting[3],
@@ -235,30 +246,33 @@ def _attack(
     )
 
 
-def _rmse(own: Assessment) -> float | None:
-    if not best_attack.measured(own):
+def _rmse(assessment: Assessment) -> float | None:
+    if not best_attack.measured(assessment):
         return None
-    return math.sqrt(fmean(best_attack.squared_errors(own.scores)))
+    return math.sqrt(fmean(best_attack.squared_errors(assessment.scores)))
 
 
-def _over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def _over_seeds(
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+) -> Difference | None:
     return difference([(first[seed], second[seed]) for seed in sorted(first) if seed in second])
 
 
 def _best_attack(
-    first: Sequence[Assessment], second: Sequence[Assessment], names: Names
+    first: RunSummary,
+    second: RunSummary,
 ) -> tuple[BestAttackPair, ...]:
     here, there = (
         {
             (table.model, table.batch_size, row.defense): row.found
-            for table in best_attack.best_attack_tables(own, (), names)
+            for table in best_attack.best_attack_tables(run.assessments, (), run.names)
             for row in table.rows
         }
-        for own in (first, second)
+        for run in (first, second)
     )
     pairs = []
-    for key in here:
-        one = here[key]
+    for key, one in here.items():
         other = there.get(key)
         if key in there and (one or other):
             # Held out: no round chooses its own attack, which would make every defense look worse.
@@ -268,25 +282,26 @@ def _best_attack(
 
 
 def _accuracies(
-    first: Iterable[Training], second: Iterable[Training], names: Names
+    first: RunSummary,
+    second: RunSummary,
 ) -> tuple[AccuracyPair, ...]:
     here, there = (
         grouped(
-            ((names.model(t), names.defense(t)), (t.seed, t.accuracy))
-            for t in trainings
+            ((run.names.model(t), run.names.defense(t)), (t.seed, t.accuracy))
+            for t in run.run.trainings
             if t.status == "ok" and t.accuracy is not None
         )
-        for trainings in (first, second)
+        for run in (first, second)
     )
-    pairs = [(key, _over_seeds(dict(own), dict(there.get(key, ())))) for key, own in here.items()]
+    pairs = [(key, _over_seeds(dict(some), dict(there.get(key, ())))) for key, some in here.items()]
     return tuple(AccuracyPair(*key, both) for key, both in pairs if both is not None)
 
 
 def _only(
-    own: Mapping[Setting, Mapping[int, Assessment]],
-    other: Mapping[Setting, Mapping[int, Assessment]],
-) -> tuple[tuple[Setting, int], ...]:
-    counts = {key: len(some.keys() - other.get(key, {}).keys()) for key, some in own.items()}
+    here: Experiments,
+    there: Experiments,
+) -> tuple[tuple[AttackKey, int], ...]:
+    counts = {key: len(some.keys() - there.get(key, {}).keys()) for key, some in here.items()}
     return tuple((key, count) for key, count in counts.items() if count)
 
 
@@ -297,19 +312,18 @@ def concerns(
 
     `pairs` are experiments of equal settings.
     """
-    runs = {"A": first, "B": second}
     one = first.info
     other = second.info
-    threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
-    limits = [sorted({a.criterion.text for a in r.assessments}) for r in runs.values()]
     grave = []
-    for what, (mine, theirs), so in (
-        ("threat models", threats, "the attackers are not the same"),
-        ("thresholds", limits, "verdicts do not compare"),
-    ):
-        if mine != theirs:
-            said = f"A {' or '.join(mine) or 'none'}; B {' or '.join(theirs) or 'none'}"
+
+    def differ(what: str, words: Callable[[Assessment], str], so: str) -> None:
+        a, b = (sorted({words(a) for a in run.assessments}) for run in (first, second))
+        if a != b:
+            said = f"A {' or '.join(a) or 'none'}; B {' or '.join(b) or 'none'}"
             grave.append(f"The {what} differ: {said}. So {so}.")
+
+    differ("threat models", lambda a: threat_words(a.threat), "the attackers are not the same")
+    differ("thresholds", lambda a: a.criterion.text, "verdicts do not compare")
     if one.data.fingerprint != other.data.fingerprint:
         data = [f"{i.data.source} ({i.data.fingerprint[:12]})" for i in (one, other)]
         words = f"The data differ: A {data[0]}; B {data[1]}."
@@ -331,7 +345,7 @@ def concerns(
         words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
         grave.append(f"{words}A {plans[0]}; B {plans[1]}.")
     notes = []
-    for letter, run in runs.items():
+    for letter, run in {"A": first, "B": second}.items():
         failed = sum(a.status == "failed" for a in run.assessments)
         if run.missing:
             words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
@@ -345,10 +359,9 @@ def concerns(
         for here, there in ((a.attack, b.attack), (a.defense, b.defense))
         if here.settings != there.settings
     )
-    for what, here, there in (
-        ("versions", one.versions, other.versions),
-        ("machines", one.machine, other.machine),
-    ):
+    for what, name in (("versions", "versions"), ("machines", "machine")):
+        here = getattr(one, name)
+        there = getattr(other, name)
         rows = [
             f"{key} {plain(here.get(key))} and {plain(there.get(key))}"
             for key in sorted({*here, *there})
@@ -371,19 +384,24 @@ def threat_words(threat: Threat) -> str:
 def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
     """Write the page of two runs; returns what it says. The same inputs give the same bytes."""
     check_installed()
-    found = compare(first, second)
-    save(path, render_comparison(first, second, found))
-    return found
+    comparison = compare(first, second)
+    save(path, render_comparison(first, second, comparison))
+    return comparison
 
 
-def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
-    intervals = [row.score for row in found.attacks if row.score and row.score.low is not None]
+def render_comparison(
+    first: Run,
+    second: Run,
+    comparison: RunComparison,
+) -> str:
+    scores = [row.score for row in comparison.attacks]
+    intervals = [score for score in scores if score and score.low is not None]
     context = {
         "runs": [("A", first), ("B", second)],
         "names": [_name(first), _name(second)],
         "criteria": [run.assessments[0].criterion for run in (first, second)],
-        "found": found,
-        "summary": summary(found),
+        "comparison": comparison,
+        "summary": summary(comparison),
         "baseline": BASELINE,
         "signed": signed,
         "tiny": tiny,
@@ -394,10 +412,10 @@ def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
     return rendered("compare.html.j2", context)
 
 
-def signed(value: float | None, digits: int = 1) -> str:
+def signed(value: float | None) -> str:
     if value is None:
         return "–"
-    text = decimal(value, digits)
+    text = decimal(value)
     # A zero has no sign, whatever it was rounded from.
     if not text.strip("−0."):
         return text.removeprefix("−")
@@ -411,11 +429,11 @@ def tiny(value: float | None) -> str:
     return ("+" if value > 0 else "") + significant(value)
 
 
-def summary(found: RunComparison) -> str:
-    counts = Counter(pair.change for pair in found.verdicts)
+def summary(comparison: RunComparison) -> str:
+    counts = Counter(pair.change for pair in comparison.verdicts)
     changed = counts[-1] + counts[1]
     many = plural(counts.total(), "configuration")
-    if not found.verdicts:
+    if not comparison.verdicts:
         return "The runs share no configuration of model, batch size and defense."
     if not changed:
         return f"No verdict changed: {many} in both runs."

@@ -45,7 +45,10 @@ MOST_ROWS = 40
 
 
 def examples(
-    truth: Tensor, guess: Tensor, captions: Sequence[str], input_range: tuple[float, float]
+    truth: Tensor,
+    guess: Tensor,
+    captions: Sequence[str],
+    input_range: tuple[float, float],
 ) -> Figure:
     """True examples (B, *S) above reconstructed ones: pictures, or lines where they are none."""
     shown = min(len(truth), MOST_EXAMPLES)
@@ -54,17 +57,22 @@ def examples(
     for row, (word, batch) in enumerate((("true", truth), ("reconstructed", guess))):
         for place in range(shown):
             axes = grid[row][place]
-            own = batch[place].detach().cpu().double()
-            if pictures.is_image(own[None]):
+            example = batch[place].detach().cpu().double()
+            if pictures.is_image(example[None]):
                 (low, high) = input_range
-                level = own.permute(1, 2, 0).numpy()
+                level = example.permute(1, 2, 0).numpy()
                 color = level.shape[2] > 1
                 # For colors, `imshow` ignores vmin and vmax.
                 level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
-                axes.imshow(level, cmap="gray", vmin=low, vmax=high)
+                axes.imshow(
+                    level,
+                    cmap="gray",
+                    vmin=low,
+                    vmax=high,
+                )
                 axes.set(xticks=[], yticks=[])
             else:
-                axes.plot(own.flatten().numpy(), marker=".", lw=0.8)
+                axes.plot(example.flatten().numpy(), marker=".", lw=0.8)
                 axes.set(ylim=input_range, xticks=[])
             axes.grid(False)
             if place == 0:
@@ -74,9 +82,9 @@ def examples(
     return drawn
 
 
-def assessments(own: Sequence[Assessment]) -> Figure:
+def assessments(records: Sequence[Assessment]) -> Figure:
     """By attack and defense every example's score, or how much of an update is explained."""
-    ran = [one for one in own if one.status == "ok"]
+    ran = [one for one in records if one.status == "ok"]
     measured = any(one.scores for one in ran)
     rows: dict[str, list[float]] = {}
     for one in ran:
@@ -87,7 +95,13 @@ def assessments(own: Sequence[Assessment]) -> Figure:
 
     def draw(axes: Axes) -> None:
         for place, values in enumerate(kept.values()):
-            axes.plot(values, [place] * len(values), "o", color=COLORS[0], alpha=0.6)
+            axes.plot(
+                values,
+                [place] * len(values),
+                "o",
+                color=COLORS[0],
+                alpha=0.6,
+            )
         axes.set_yticks(range(len(kept)), [*kept])
         if measured:
             for limit in sorted({one.criterion.value for one in ran}):
@@ -116,11 +130,23 @@ def corridor(
         least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
         low = np.maximum(attained, least)
         high = np.maximum(bound, least)
-        axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
+        axes.fill_between(
+            thresholds,
+            low,
+            high,
+            color=COLORS[4],
+            alpha=0.35,
+            lw=0,
+        )
         axes.plot(thresholds, high, color=COLORS[0])
         axes.plot(thresholds, low, color=COLORS[1], ls="--")
         axes.axhline(accepted, color=GRAY, ls=":")
-        axes.set(yscale="log", ylim=(least, 2), xlabel=label, ylabel="probability")
+        axes.set(
+            yscale="log",
+            ylim=(least, 2),
+            xlabel=label,
+            ylabel="probability",
+        )
         halo: list[AbstractPathEffect] = [withStroke(linewidth=2.5, foreground="w")]
         words: dict[str, Any] = {"fontsize": 8, "path_effects": halo}
         at = len(thresholds) // 3
@@ -129,10 +155,24 @@ def corridor(
             (low, "an attack attains this", -12, COLORS[1]),
         ):
             place = (thresholds[at], float(values[at]))
-            axes.annotate(text, place, (2, side), textcoords="offset points", color=shade, **words)
+            axes.annotate(
+                text,
+                place,
+                (2, side),
+                textcoords="offset points",
+                color=shade,
+                **words,
+            )
         end = (thresholds[-1], accepted)
         text = f"accepted: {accepted:g}"
-        axes.annotate(text, end, (0, 3), textcoords="offset points", ha="right", **words)
+        axes.annotate(
+            text,
+            end,
+            (0, 3),
+            textcoords="offset points",
+            ha="right",
+            **words,
+        )
 
     return _drawn(draw, (5.4, 3.6))
 
@@ -140,7 +180,12 @@ def corridor(
 def png(drawn: Figure) -> bytes:
     buffer = io.BytesIO()
     # matplotlib would write its version into the file: equal results have equal bytes.
-    drawn.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    drawn.savefig(
+        buffer,
+        format="png",
+        dpi=150,
+        metadata={"Software": None},
+    )
     return buffer.getvalue()
 
 
@@ -150,19 +195,36 @@ def leak_map(known: Tensor) -> Figure:
 
     def draw(axes: Axes) -> None:
         if first.ndim == 3 and min(first.shape[1:]) >= 2:
-            mesh = axes.imshow(first.mean(0).numpy(), vmin=0, vmax=1, cmap="cividis")
+            mesh = axes.imshow(
+                first.mean(0).numpy(),
+                vmin=0,
+                vmax=1,
+                cmap="cividis",
+            )
             axes.set(xticks=[], yticks=[])
-            axes.figure.colorbar(mesh, ax=axes, label="share of uncertainty taken away")
+            axes.figure.colorbar(
+                mesh,
+                ax=axes,
+                label="share of uncertainty taken away",
+            )
         else:
-            axes.bar(range(first.numel()), first.flatten().numpy(), color=COLORS[0])
-            axes.set(ylim=(0, 1), xlabel="value", ylabel="share of uncertainty taken away")
+            axes.bar(
+                range(first.numel()),
+                first.flatten().numpy(),
+                color=COLORS[0],
+            )
+            axes.set(
+                ylim=(0, 1),
+                xlabel="value",
+                ylabel="share of uncertainty taken away",
+            )
         axes.grid(False)
 
     return _drawn(draw, (4.4, 3.6))
 
 
-def _explained(own: Assessment) -> list[float]:
-    explained = None if own.capture is None else own.capture.explained
+def _explained(record: Assessment) -> list[float]:
+    explained = None if record.capture is None else record.capture.explained
     return [] if explained is None or explained.direction is None else [explained.direction]
 
 

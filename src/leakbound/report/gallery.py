@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import Assessment, CaptureInfo, Explained
 from leakbound.report.columns import MOST, RowTable, row_of
 from leakbound.report.folder import Run, Strip
 from leakbound.report.rerun import Rerun, reruns
-from leakbound.report.tables import Names, grouped, mean_value
+from leakbound.report.tables import AttackKey, Names, mean_value
 
 EXAMPLE_SIDE = 64
 EXPERIMENTS = 500
@@ -42,16 +43,20 @@ class CapturedUpdate:
 
     @staticmethod
     def of(assessment: Assessment) -> CapturedUpdate | None:
-        own = assessment.capture
-        if own is None:
+        capture = assessment.capture
+        if capture is None:
             return None
-        parts = [own.name]
-        parts += [f"round {own.round}"] * bool(own.round)
-        parts += [f"client {own.client}"] * bool(own.client)
-        known = own.explained or Explained(share=None, direction=None, scale=None)
+        parts = [capture.name]
+        parts += [f"round {capture.round}"] * bool(capture.round)
+        parts += [f"client {capture.client}"] * bool(capture.client)
+        known = capture.explained or Explained(
+            share=None,
+            direction=None,
+            scale=None,
+        )
         scaled = known.share is None
         share = known.direction if scaled else known.share
-        return CapturedUpdate(", ".join(parts), own, share, scaled)
+        return CapturedUpdate(", ".join(parts), capture, share, scaled)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,10 @@ def captured_updates(
     return list(by_update.values())
 
 
-def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardSource]]:
+def pages_of(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[list[CardSource]]:
     """Experiments that apply, by batch and defense, on pages of at most `EXPERIMENTS`; one or more.
 
     Batches with a certificate come first.
@@ -162,40 +170,45 @@ def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardS
         if a.status != "not_applicable"
     )
     pages: list[list[CardSource]] = [[]]
-    sizes = {key: sum(map(_size, own)) for key, own in by_card.items()}
+    sizes = {key: sum(map(_size, experiments)) for key, experiments in by_card.items()}
     # The first of several pages also has the tables.
     left = EXPERIMENTS if sum(sizes.values()) <= EXPERIMENTS else EXPERIMENTS // 2
     certified_first = sorted(
         by_card.items(), key=lambda one: not any(a.certificate for a in one[1])
     )
-    for number, (key, own) in enumerate(certified_first, 1):
+    for number, (key, experiments) in enumerate(certified_first, 1):
         # A card that is larger than a page still needs one.
         if pages[-1] and sizes[key] > left:
             pages.append([])
             left = EXPERIMENTS
-        pages[-1].append(CardSource(number, key, tuple(own)))
+        pages[-1].append(CardSource(number, key, tuple(experiments)))
         left -= sizes[key]
     return pages
 
 
-def _size(own: Assessment) -> int:
+def _size(experiments: Assessment) -> int:
     """As how many experiments it counts: a wide row takes the room of several."""
-    wide = len(own.columns or ()) or max(
-        (len(s.reconstruction) for s in own.sequences or ()), default=0
+    wide = len(experiments.columns or ()) or max(
+        (len(s.reconstruction) for s in experiments.sequences or ()), default=0
     )
     return max(1, math.ceil(min(wide, MOST) / CELLS))
 
 
 def cards_of(
-    run: Run, names: Names, page: Sequence[CardSource], *, images: bool, inline: bool
+    run: Run,
+    names: Names,
+    page: Sequence[CardSource],
+    *,
+    images: bool,
+    inline: bool,
 ) -> list[Card]:
     load = cache(partial(run.picture, inline=inline))
     most = room(page)
     commands = reruns(run.info.plan, _experiments(page))
 
-    def entries(own: Iterable[Assessment]) -> Iterable[GalleryEntry]:
+    def entries(experiments: Iterable[Assessment]) -> Iterable[GalleryEntry]:
         last: dict[str, str] = {}
-        for a in own:
+        for a in experiments:
             files = a.pictures if images else {}
             shared = {n: file for n, file in files.items() if n != "reconstruction"}
             new = {n: file for n, file in shared.items() if file != last.get(n)}
@@ -216,22 +229,26 @@ def cards_of(
 
     cards = []
     for source in page:
-        own = source.experiments
-        parts = tuple(entries(own)), _cost(own), example_table(own, names, most)
+        experiments = source.experiments
+        parts = (
+            tuple(entries(experiments)),
+            _cost(experiments),
+            example_table(experiments, names, most),
+        )
         cards.append(Card(source.number, *source.key, *parts))
     return cards
 
 
 def best_examples(
     pages: Iterable[Sequence[CardSource]], names: Names
-) -> dict[tuple[str, int, str, str], tuple[int, str]]:
+) -> dict[AttackKey, tuple[int, str]]:
     """By configuration and attack, page and anchor of the example that it reconstructed best."""
-    best: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
+    best: dict[AttackKey, tuple[float, int, str]] = {}
     for number, page in enumerate(pages):
         most = room(page)
         for source in page:
             for a in source.experiments:
-                key = (*names.key(a), names.attack(a))
+                key = names.attack_key(a)
                 for i, score in enumerate(a.scores, 1):
                     if score is not None and (key not in best or score > best[key][0]):
                         anchor = f"example-{source.number}-{i}" if i <= most else ""
@@ -245,17 +262,24 @@ def room(page: Sequence[CardSource]) -> int:
     return max(1, ROWS // max(1, ran))
 
 
-def example_table(own: Iterable[Assessment], names: Names, most: int) -> ExampleTable:
-    ran = [a for a in own if a.status == "ok" and a.metrics]
+def example_table(
+    experiments: Iterable[Assessment],
+    names: Names,
+    most: int,
+) -> ExampleTable:
+    ran = [a for a in experiments if a.status == "ok" and a.metrics]
     count = max((len(a.scores) for a in ran), default=0)
     held = {n for a in ran for n, values in a.metrics.items() if set(values) != {None}}
     first = [ran[0].criterion.metric] if ran else []
     known = [name for name in (*first, *_NEXT) if name in held]
     columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
 
-    def row(a: Assessment, i: int) -> tuple[str, tuple[float | None, ...], bool]:
-        found = [a.baseline if c == BASELINE else a.metrics.get(c) for c in columns]
-        return names.attack(a), tuple(v[i] if v else None for v in found), a.matched[i]
+    def row(
+        a: Assessment,
+        i: int,
+    ) -> tuple[str, tuple[float | None, ...], bool]:
+        values = [a.baseline if c == BASELINE else a.metrics.get(c) for c in columns]
+        return names.attack(a), tuple(v[i] if v else None for v in values), a.matched[i]
 
     shown = range(min(count, most))
     examples = tuple(tuple(row(a, i) for a in ran if i < len(a.matched)) for i in shown)
@@ -266,9 +290,9 @@ def _experiments(page: Iterable[CardSource]) -> list[Assessment]:
     return [a for source in page for a in source.experiments]
 
 
-def _cost(own: Iterable[Assessment]) -> tuple[float | None, float | None]:
+def _cost(experiments: Iterable[Assessment]) -> tuple[float | None, float | None]:
     """First- and second-order utility of a release, from the first experiment that knows it."""
-    for a in own:
+    for a in experiments:
         kept: Mapping[str, float | None] = a.release.utility if a.release else {}
         values = kept.get("first_order"), kept.get("second_order")
         if values != (None, None):

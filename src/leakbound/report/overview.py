@@ -12,20 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import (
     EXPOSURES,
     VERDICTS,
     Assessment,
     CriterionInfo,
-    Threat,
     Verdict,
 )
 from leakbound.assess.verdict import together
 from leakbound.report.columns import RowTable, row_of
-from leakbound.report.folder import Run, Strip
+from leakbound.report.folder import Strip
 from leakbound.report.sentences import advice, answer, undefended
 from leakbound.report.settings import SettingRow, by_setting, setting_row
-from leakbound.report.tables import NO_DEFENSE, Names, RunSummary, grouped, title
+from leakbound.report.tables import NO_DEFENSE, AttackKey, Names, RunSummary, title
 from leakbound.report.template import listing, upper_bound
 
 VIEWS = 12
@@ -138,7 +138,7 @@ class Overview:
 
 def overview(
     summary: RunSummary,
-    best: Mapping[tuple[str, int, str, str], str],
+    best: Mapping[AttackKey, str],
     *,
     images: bool,
     inline: bool,
@@ -147,66 +147,76 @@ def overview(
 
     `inline`: pictures are data of the page, else files beside it.
     """
-    run = summary.run
-    own = summary.assessments
+    assessments = summary.assessments
     rows = summary.configurations
     shots = [*_shots(summary, best, images=images, inline=inline)]
     views = [*_views(summary)]
-    guessed = _guessed(own)
+    guessed = _guessed(assessments)
     reason = "Find the least noise for a risk that you can state:"
     if any(row.verdict in EXPOSURES for row in rows):
         reason = "Find the noise that keeps this from every attacker:"
-    lowest = min((a.criterion for a in own), key=lambda one: one.value)
+    lowest = min((a.criterion for a in assessments), key=lambda one: one.value)
     return Overview(
-        answer=answer(own, rows, *nouns(own)),
-        best=advice(by_setting(summary), len(summary.pairs), undefended(own)),
-        threat=threat_line(run, summary.names),
+        answer=answer(assessments, rows, *nouns(assessments)),
+        best=advice(by_setting(summary), len(summary.pairs), undefended(assessments)),
+        threat=threat_line(summary),
         shots=tuple(shots[:FAMILIES]),
         more_shots=max(0, len(shots) - FAMILIES),
         views=tuple(views[:VIEWS]),
         more_views=max(0, len(views) - VIEWS),
         unfolded=LINES,
-        command=next_command(run.info.plan, lowest, guessed=guessed is not None),
+        command=next_command(
+            summary.run.info.plan,
+            lowest,
+            guessed=guessed is not None,
+        ),
         reason=guessed or reason,
     )
 
 
 def families(names: Names) -> dict[str, int | None]:
     """The color of every defense, the same on the whole page; no defense has none."""
-    own = dict.fromkeys(setting.name for setting in names.settings.values())
-    defended = [name for name in own if name != NO_DEFENSE]
+    settings = dict.fromkeys(setting.name for setting in names.settings.values())
+    defended = [name for name in settings if name != NO_DEFENSE]
     # More families than colors: then two share one.
     colors: dict[str, int | None] = {name: i % _NUMBERED for i, name in enumerate(defended)}
-    return {name: colors.get(name) for name in own}
+    return {name: colors.get(name) for name in settings}
 
 
-def threat_line(run: Run, names: Names) -> str:
+def threat_line(summary: RunSummary) -> str:
     """The threat model and what was tested, in one line."""
-    own = run.assessments
-    threats = list(dict.fromkeys(a.threat for a in own))
-    said = {
-        "labels": _either(threats, "labels_known", "labels known", "labels not known"),
-        "defense": _either(threats, "defense_known", "defense known", "defense not known"),
-        "server": listing([f"{word} server" for word in dict.fromkeys(t.server for t in threats)]),
+    assessments = summary.assessments
+    threats = dict.fromkeys(a.threat for a in assessments)
+    known = {
+        "labels": [t.labels_known for t in threats],
+        "defense": [t.defense_known for t in threats],
     }
+    words = [
+        listing(dict.fromkeys(f"{name} {'known' if yes else 'not known'}" for yes in values))
+        for name, values in known.items()
+    ]
+    words.append(listing(dict.fromkeys(f"{t.server} server" for t in threats)))
     if any(t.statistics_known for t in threats):
-        said["statistics"] = "batch norm statistics sent"
-    sizes = listing(sorted({a.batch_size for a in own}))
-    steps = sorted({model.train_steps for model in names.models.values()})
-    loaded = any(model.weights for model in names.models.values())
-    weights = "weights from a file" if loaded else ""
-    if not loaded:
-        trained = listing([f"{n:,} training steps" for n in steps if n])
-        weights = f"weights after {trained}" if trained else "untrained weights"
-    captured = sum(a.capture is not None for a in own) > 0
-    tested = [f"batch size {sizes}", "one round", weights, run.info.data.source]
-    criteria = sorted({a.criterion.value: a.criterion for a in own}.items())
-    ends = [f"reconstructed: {listing([one.text for _, one in criteria])}"]
-    accepted = {b.accepted for a in own for b in a.bounds if b.accepted is not None}
+        words.append("batch norm statistics sent")
+    if any(a.capture is not None for a in assessments):
+        words.append("captured updates")
+    else:
+        sizes = listing(sorted({a.batch_size for a in assessments}))
+        models = summary.names.models.values()
+        steps = sorted({model.train_steps for model in models if model.train_steps})
+        weights = "untrained weights"
+        if any(model.weights for model in models):
+            weights = "weights from a file"
+        elif steps:
+            weights = f"weights after {listing(f'{n:,} training steps' for n in steps)}"
+        words += [f"batch size {sizes}", "one round", weights, summary.run.info.data.source]
+    criteria = {a.criterion.value: a.criterion.text for a in assessments}
+    words.append(f"reconstructed: {listing(criteria[value] for value in sorted(criteria))}")
+    accepted = {b.accepted for a in assessments for b in a.bounds if b.accepted is not None}
     if accepted:
-        shares = listing([f"{100 * p:g} %" for p in sorted(accepted)])
-        ends.append(f"accepted probability: {shares}")
-    return " · ".join([*said.values(), *(["captured updates"] if captured else tested), *ends])
+        shares = listing(f"{100 * p:g} %" for p in sorted(accepted))
+        words.append(f"accepted probability: {shares}")
+    return " · ".join(words)
 
 
 def next_command(
@@ -240,21 +250,19 @@ def next_command(
     return f'leakbound calibrate --target "{target}" {end}'
 
 
-def nouns(own: Sequence[Assessment]) -> tuple[str, str]:
+def nouns(assessments: Sequence[Assessment]) -> tuple[str, str]:
     """What one example is called, and several."""
-    domains = {a.data.domain for a in own}
-    return NOUNS.get(domains.pop(), _EXAMPLE) if len(domains) == 1 else _EXAMPLE
+    domains = {a.data.domain for a in assessments}
+    domain = domains.pop() if len(domains) == 1 else ""
+    return NOUNS.get(domain, ("example", "examples"))
 
 
-_EXAMPLE = ("example", "examples")
-
-
-def _guessed(own: Sequence[Assessment]) -> str | None:
+def _guessed(assessments: Sequence[Assessment]) -> str | None:
     """Why `calibrate` finds no noise: the prior-only baseline meets the threshold; None: it fails.
 
     This depends on the data and the threshold alone, so one assessment says it of all.
     """
-    known = [a.attained for a in own if a.attained is not None]
+    known = [a.attained for a in assessments if a.attained is not None]
     if any(one.guessable for one in known):
         return (
             "A fixed guess, without any update, meets this threshold more often than is accepted, "
@@ -271,10 +279,6 @@ def _guessed(own: Sequence[Assessment]) -> str | None:
 def _number(value: Any, default: float) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value if number else default:g}"
-
-
-def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
-    return listing([yes if known else no for known in {getattr(t, name): 0 for t in threats}])
 
 
 def _views(summary: RunSummary) -> Iterable[View]:
@@ -308,8 +312,8 @@ def _shades(names: Names) -> dict[str, float]:
     """How strong each setting is among those of its defense, 0 the weakest."""
     by_defense = grouped((setting.name, setting) for setting in names.settings.values())
     shades = {}
-    for own in by_defense.values():
-        ordered = sorted(own, key=lambda setting: setting.number or 0.0)
+    for some in by_defense.values():
+        ordered = sorted(some, key=lambda setting: setting.number)
         for place, setting in enumerate(ordered):
             shades[setting.label] = place / max(1, len(ordered) - 1)
     return shades
@@ -317,7 +321,7 @@ def _shades(names: Names) -> dict[str, float]:
 
 def _shots(
     summary: RunSummary,
-    best: Mapping[tuple[str, int, str, str], str],
+    best: Mapping[AttackKey, str],
     *,
     images: bool,
     inline: bool,
@@ -333,11 +337,10 @@ def _shots(
     for family, (score, place, a) in strongest.items():
         defense = names.defense(a)
         files = a.pictures if images else {}
-        strips = {
-            kind: summary.run.picture(file, inline=inline)
-            for kind, file in files.items()
-            if kind in ("truth", "reconstruction")
-        }
+        truth, picture = (
+            summary.run.picture(files[kind], inline=inline) if kind in files else None
+            for kind in ("truth", "reconstruction")
+        )
         row = row_of(a) if images else None
         yield Shot(
             family=title(family),
@@ -345,10 +348,10 @@ def _shots(
             verdict=together(verdicts[defense]),
             score=score,
             attack=names.attack(a),
-            truth=strips.get("truth"),
-            picture=strips.get("reconstruction"),
+            truth=truth,
+            picture=picture,
             place=place,
             count=len(a.scores),
             row=row and row.first(COLUMNS),
-            link=best.get((*names.key(a), names.attack(a))),
+            link=best.get(names.attack_key(a)),
         )

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import (
     EXPOSED,
     ON_AVERAGE,
     PROTECTED,
     UNDECIDED,
     VERDICTS,
-    Assessment,
     CriterionInfo,
 )
 from leakbound.assess.verdict import DIAGNOSES, meanings
@@ -33,7 +33,7 @@ from leakbound.report.gallery import (
     pages_of,
 )
 from leakbound.report.sentences import attacked_rounds, revealed
-from leakbound.report.tables import AttackSummary, ErrorBoundRow, RunSummary, grouped
+from leakbound.report.tables import AttackSummary, ErrorBoundRow, RunSummary
 from leakbound.report.template import cell, check_installed, rendered, save, significant
 
 FILE = "report.html"
@@ -118,7 +118,7 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     place = {a.experiment: number for number, a in enumerate(counted, 1)}
     # A run of which nothing applies still has a page.
     ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
-    labels = [f"experiments {min(own):,} to {max(own):,}" for own in ends]
+    labels = [f"experiments {min(places):,} to {max(places):,}" for places in ends]
     every_page = list(zip(files, labels, strict=True))
     best = best_examples(parts, names)
     common = _context(summary)
@@ -127,7 +127,13 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
             key: ("" if page == number else files[page]) + f"#{anchor}"
             for key, (page, anchor) in best.items()
         }
-        context = common | _experiments(run, names, parts[number], images=images, inline=inline)
+        context = common | _experiments(
+            run,
+            names,
+            parts[number],
+            images=images,
+            inline=inline,
+        )
         context |= {
             "images": images,
             "best": links,
@@ -140,14 +146,19 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
             "img_from": "data:" if inline else "data: 'self' file:",
         }
         if number == 0:
-            context["over"] = overview.overview(summary, links, images=images, inline=inline)
+            context["over"] = overview.overview(
+                summary,
+                links,
+                images=images,
+                inline=inline,
+            )
             yield here, rendered("report.html.j2", context)
         else:
             # A page of experiments has only the rows of its own configurations, and its neighbors.
-            own = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}
+            keys = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}
             context |= {
-                "verdicts": [row for row in summary.configurations if row.key in own],
-                "summaries": [row for row in summary.attacks if row.key in own],
+                "verdicts": [row for row in summary.configurations if row.key in keys],
+                "summaries": [row for row in summary.attacks if row.key in keys],
                 "pages": every_page[number - 1 : number + 2],
             }
             yield here, rendered("report.further.j2", context)
@@ -156,28 +167,45 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
 def _context(summary: RunSummary) -> dict[str, Any]:
     """What all pages of a run show."""
     run = summary.run
-    own = summary.assessments
+    assessments = summary.assessments
     names = summary.names
     rows = summary.configurations
-    criterion = own[0].criterion
+    criterion = assessments[0].criterion
     counts = Counter(row.verdict for row in rows)
-    plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
+    plan = json.dumps(
+        run.info.plan,
+        indent=1,
+        sort_keys=True,
+        ensure_ascii=False,
+    )
     # A diagnosis may be of an experiment that a later run of the plan no longer has.
-    by_experiment = {a.experiment: a for a in own}
+    by_experiment = {a.experiment: a for a in assessments}
     diagnoses = {
         names.key(by_experiment[one.experiment]): one
         for one in run.diagnoses
         if one.experiment in by_experiment
     }
-    truth_known = all(a.truth_known for a in own)
+    truth_known = all(a.truth_known for a in assessments)
+    # Three verdicts are always explained, the others where they may occur.
+    met = {a.verdict for a in assessments} | {EXPOSED, UNDECIDED, PROTECTED}
+    if any(b.on_error and b.covers == "all" for a in assessments for b in a.bounds):
+        met.add(ON_AVERAGE)
     most_exposed = sorted(rows, key=lambda row: VERDICTS.index(row.verdict))
     verdicts = rows
     if len(rows) > ROWS:
         best_first = sorted(rows, key=lambda row: -(row.best_score or 0.0))
         verdicts = sorted(best_first, key=lambda row: VERDICTS.index(row.verdict))
     summaries = [row for row in summary.attacks if row.ran or row.failed]
+    medians = grouped(
+        ((row.model, row.defense), row.score.median) for row in summaries if row.score
+    )
     if len(summaries) > ROWS:
         summaries.sort(key=lambda row: -(row.best_score or 0.0))
+    # Each defense with its guarantee, whether it depends on private data, and its settings.
+    settings = grouped(
+        ((tables.title(d.name), d.guarantee, d.data_dependent_law), d.settings)
+        for d in (a.defense for a in assessments)
+    )
     measured = [row for row in rows if row.best_score is not None and row.strongest_attack]
     return {
         "most": ROWS,
@@ -189,42 +217,52 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "names": names,
         "costs": summary.costs,
         "criterion": criterion,
-        "noun": overview.nouns(own),
-        "baselines": overview.BASELINES.get(own[0].data.domain, overview.MEAN),
+        "noun": overview.nouns(assessments),
+        "baselines": overview.BASELINES.get(assessments[0].data.domain, overview.MEAN),
         "plan": plan if len(plan) <= LONGEST_PLAN else f"{plan[:LONGEST_PLAN]} ... (see run.json)",
-        "status": Counter(a.status for a in own),
-        "verdict_words": _verdict_words(own),
+        "status": Counter(a.status for a in assessments),
+        "verdict_words": [word for word in VERDICTS if word in met],
         "meanings": meanings(truth_known=truth_known),
         "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
         "verdicts": verdicts[:ROWS],
-        "worst": max(measured, key=lambda row: tables.defined([row.best_score]), default=None),
+        "worst": max(
+            measured,
+            key=lambda row: tables.defined([row.best_score]),
+            default=None,
+        ),
         "summaries": summaries[:ROWS],
         "summaries_left_out": len(summaries) > ROWS,
         "attacked_rounds": attacked_rounds(run, names),
         "diagnoses": diagnoses,
         "why": {one.word: DIAGNOSES[one.word] for one in diagnoses.values()},
-        "captured": captured_updates(own, names),
-        "revealed": revealed(own, names),
+        "captured": captured_updates(assessments, names),
+        "revealed": revealed(assessments, names),
         "truth_unknown": not truth_known,
-        "labels_hidden": not all(a.threat.labels_known for a in own),
-        "defenses": _defenses(own),
+        "labels_hidden": not all(a.threat.labels_known for a in assessments),
+        "defenses": [(*key, list(dict.fromkeys(texts))) for key, texts in settings.items()],
         "rare": tables.rare_share(rows),
         "theorems": summary.theorems.all[: tables.SHOWN],
-        "missing_bounds": list(tables.missing_bounds(own, names).items()),
+        "missing_bounds": list(tables.missing_bounds(assessments, names).items()),
         "measure": partial(_measure, criterion),
         "reading": partial(_reading, criterion),
-        "columns": columns.column_tables(own, names, most_exposed),
+        "columns": columns.column_tables(assessments, names, most_exposed),
         "significance": columns.SIGNIFICANT,
         "curves": tables.loss_curves(run.trainings, names),
-        "strongest": _highest_median(summaries),
-        "best_attack": best_attack_tables(own, run.trainings, names),
+        # By model and defense, the score of the strongest attack at any batch size.
+        "strongest": {key: max(values) for key, values in medians.items()},
+        "best_attack": best_attack_tables(assessments, run.trainings, names),
         "heatmaps": heatmaps(summary),
         "attacks_left_out": max(0, len(names.attacks) - LINES),
     }
 
 
 def _experiments(
-    run: Run, names: tables.Names, part: Sequence[CardSource], *, images: bool, inline: bool
+    run: Run,
+    names: tables.Names,
+    part: Sequence[CardSource],
+    *,
+    images: bool,
+    inline: bool,
 ) -> dict[str, Any]:
     """The experiments that one page shows, and whether anything of the data is among them."""
     cards = cards_of(run, names, part, images=images, inline=inline)
@@ -262,31 +300,6 @@ def _reading(criterion: CriterionInfo, name: str, value: float | None) -> str:
     return cell(value, criterion) if is_score else significant(value)
 
 
-def _verdict_words(own: Sequence[Assessment]) -> list[str]:
-    """The verdicts that this page explains: three always, the others where they may occur."""
-    met = {a.verdict for a in own} | {EXPOSED, UNDECIDED, PROTECTED}
-    if any(bound.on_error and bound.covers == "all" for a in own for bound in a.bounds):
-        met.add(ON_AVERAGE)
-    return [word for word in VERDICTS if word in met]
-
-
-def _defenses(own: Sequence[Assessment]) -> list[tuple[str, str, bool, list[str]]]:
-    """Each defense with its guarantee, whether it depends on private data, and its settings."""
-    settings = grouped(
-        ((tables.title(d.name), d.guarantee, d.data_dependent_law), d.settings)
-        for d in (a.defense for a in own)
-    )
-    return [(*key, list(dict.fromkeys(texts))) for key, texts in settings.items()]
-
-
-def _highest_median(summaries: Sequence[AttackSummary]) -> dict[tuple[str, str], float]:
-    """By model and defense, the score of the strongest attack at any batch size."""
-    medians = grouped(
-        ((row.model, row.defense), row.score.median) for row in summaries if row.score
-    )
-    return {key: max(own) for key, own in medians.items()}
-
-
 def heatmaps(summary: RunSummary) -> list[Heatmap]:
     """The median score of every pair that ran, one table for each of some models and batch sizes.
 
@@ -315,8 +328,8 @@ def heatmaps(summary: RunSummary) -> list[Heatmap]:
         met = {row.attack for row in rows}
         heads = tuple(attack for attack in attacks if attack in met)
         lines = [
-            (defense, {row.attack: row for row in own}, bounds.get((model, size, defense)))
-            for defense, own in grouped((row.defense, row) for row in rows).items()
+            (defense, {row.attack: row for row in some}, bounds.get((model, size, defense)))
+            for defense, some in grouped((row.defense, row) for row in rows).items()
         ]
         # Every table gets its share of the lines, or the first one would take them all.
         room = ROWS // len(panels)

@@ -7,7 +7,6 @@ that what a page offers is never a guess.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +39,11 @@ class Rerun:
     plan: str | None = None
 
 
-def command_of(info: RunInfo, plan: str = "plan.toml", out: str = "rerun") -> str:
+def command_of(
+    info: RunInfo,
+    plan: str = "plan.toml",
+    out: str = "rerun",
+) -> str:
     words = ["leakbound", "audit", plan, "--out", out]
     words += [] if info.pictures else ["--no-examples"]
     words += ["--device", "cuda"] if info.machine.get("device") else []
@@ -123,7 +126,12 @@ def _rows(rows: Table) -> str:
 
 
 def _choices(
-    plan: Table, model: str, defense: str, attack: str, batch_size: int, seed: int
+    plan: Table,
+    model: str,
+    defense: str,
+    attack: str,
+    batch_size: int,
+    seed: int,
 ) -> dict[str, dict[str, Any]]:
     """By the hash that names it, every choice of a plan's entries with these names and numbers."""
     common = {key: plan[key] for key in _WHOLE_PLAN}
@@ -138,7 +146,15 @@ def _choices(
         (entry for entry in plan["attacks"] if entry["name"] == attack),
     )
     choices = [
-        dict(zip(("model", "defense", "attack"), one, strict=True)) | common for one in every
+        dict(
+            zip(
+                ("model", "defense", "attack"),
+                one,
+                strict=True,
+            )
+        )
+        | common
+        for one in every
     ]
     return {digest(choice): choice for choice in choices}
 
@@ -194,12 +210,4 @@ def _command(known: Table) -> str:
 
 
 def _words(spec: Table) -> str:
-    return ",".join([spec["name"], *(f"{key}={_setting(v)}" for key, v in spec["settings"])])
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_setting, value)) + "]"
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{value!r} has no form in TOML")
-    return json.dumps(value, ensure_ascii=False)
+    return ",".join([spec["name"], *(f"{key}={toml(value)}" for key, value in spec["settings"])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
     CERTIFIED,
@@ -20,7 +21,7 @@ from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.report.folder import Run
 from leakbound.report.settings import DeclaredTraining, SettingRow, safety
-from leakbound.report.tables import SHOWN, Configuration, Names, ReportPart, grouped
+from leakbound.report.tables import SHOWN, Configuration, Names, ReportPart
 from leakbound.report.template import brief, decimal, listing, plural
 
 ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
@@ -52,7 +53,10 @@ class RevealedFacts(ReportPart, frozen=True):
     facts: tuple[str, ...]
 
 
-def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFacts]:
+def revealed(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[RevealedFacts]:
     """The facts of every captured update; of an audit, those of each configuration's first seed."""
 
     def update(a: Assessment) -> str:
@@ -63,9 +67,9 @@ def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFa
 
     lines = []
     by_update = grouped((update(a), a) for a in assessments if counted(a.facts))
-    for label, own in by_update.items():
+    for label, some in by_update.items():
         # Another seed is another batch, which reveals other facts.
-        facts = _distinct(a for a in own if a.seed == own[0].seed)
+        facts = _distinct(a for a in some if a.seed == some[0].seed)
         lines.append(RevealedFacts(label, tuple(of_fact(fact, shown=LISTED) for fact in facts)))
     return lines
 
@@ -76,9 +80,9 @@ def revealed_in_short(assessments: Iterable[Assessment]) -> str:
     if not facts:
         return ""
     counts = []
-    for kind, own in grouped((fact.kind, fact) for fact in facts).items():
-        words = sum(fact.count for fact in own if fact.kind == "words")
-        counts.append(plural(words or len(own), *KINDS[kind]))
+    for kind, of_kind in grouped((fact.kind, fact) for fact in facts).items():
+        words = sum(fact.count for fact in of_kind if fact.kind == "words")
+        counts.append(plural(words or len(of_kind), *KINDS[kind]))
     sensitive = [fact.subject for fact in facts if fact.sensitive]
     which = f", {listing(sensitive)} among them," if sensitive else ""
     return f"Updates reveal for certain{which} {listing(counts)}."
@@ -101,9 +105,9 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
         if a.release is not None and a.release.round is not None
     )
     said = []
-    for defense, own in releases.items():
-        rounds = sorted({release.round for release in own if release.round is not None})
-        idle = sum(not release.effective for release in own)
+    for defense, attacked in releases.items():
+        rounds = sorted({release.round for release in attacked if release.round is not None})
+        idle = sum(not release.effective for release in attacked)
         if rounds == [1] and not idle:
             continue
         first = rounds[0]
@@ -117,7 +121,7 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
                 "round of all."
             )
         elif idle:
-            text += f". It had no effect yet in {idle} of {plural(len(own), 'experiment')}."
+            text += f". It had no effect yet in {idle} of {plural(len(attacked), 'experiment')}."
         else:
             text += ". No other round was tested."
         said.append(text)
@@ -125,17 +129,22 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
     return said[:SHOWN] + more * (len(said) > SHOWN)
 
 
-def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, many: str) -> str:
+def answer(
+    assessments: Sequence[Assessment],
+    rows: Sequence[Configuration],
+    one: str,
+    many: str,
+) -> str:
     """Who reconstructs what, under how many of the configurations."""
     idle = sum(row.verdict == NOT_RUN for row in rows)
     ran = [row for row in rows if row.verdict != NOT_RUN]
     rest = f" {plural(idle, 'configuration')} {'was' if idle == 1 else 'were'} not run."
     if not ran:
         return f"Nothing is known:{rest}"
-    known = revealed_in_short(own)
+    known = revealed_in_short(assessments)
     exposed = [row for row in ran if row.verdict in EXPOSURES]
     if exposed:
-        servers = {a.threat.server for a in own}
+        servers = {a.threat.server for a in assessments}
         who = WHO[servers.pop()] if len(servers) == 1 else "A server"
         place = plural(len(ran), "tested configuration")
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
@@ -161,9 +170,9 @@ def _unexposed(rows: Sequence[Configuration], one: str) -> str:
     return f"{said} {number} of {len(rows)} {what} ({counts}): this is no evidence of safety."
 
 
-def undefended(own: Sequence[Assessment]) -> str:
+def undefended(assessments: Sequence[Assessment]) -> str:
     """Why no defense is in a run: an audit tests some, a captured update may come with one."""
-    captured = [a.capture for a in own if a.capture is not None]
+    captured = [a.capture for a in assessments if a.capture is not None]
     if not captured:
         return "No defense was tested."
     seen = dict.fromkeys(one.undeclared for one in captured if one.undeclared)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import PROTECTS, VERDICTS, Basis, Verdict
 from leakbound.assess.verdict import together
 from leakbound.report.tables import (
@@ -19,7 +20,6 @@ from leakbound.report.tables import (
     ShareInterval,
     TrainingCost,
     defined,
-    grouped,
     largest_share,
     title,
 )
@@ -121,7 +121,6 @@ def setting_row(
 ) -> SettingRow:
     """The worst of some configurations and of the trainings of their models."""
     bounds = [row.success_bound for row in rows if row.success_bound]
-    trained = [cost for cost in costs if cost is not None]
     return SettingRow(
         defense,
         together(row.verdict for row in rows),
@@ -132,7 +131,7 @@ def setting_row(
         limits=limits(rows),
         cost=_highest([None if cost is None else cost.lost for cost in costs]),
         auc_cost=_highest([None if cost is None else cost.auc_lost for cost in costs]),
-        unskilled=any(cost.unskilled for cost in trained),
+        unskilled=any(cost.unskilled for cost in costs if cost is not None),
     )
 
 
@@ -161,24 +160,23 @@ def _highest(costs: Sequence[MeanInterval | None]) -> MeanInterval | None:
     return max(known, key=lambda one: one.mean, default=None)
 
 
-def limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
+def limits(rows: Sequence[Configuration]) -> tuple[Limit, ...]:
     """What no attacker exceeds on any of the configurations: unknown unless known on all.
 
     Sorted by what they need, the fewest conditions first; each is lower than those before it.
     """
-    bounds = [row.success_bound for row in own]
-    known: list[dict[Basis, float]] = [
-        dict([(one.basis, one.probability), *one.others])
-        if one is not None and one.experiments == one.of_experiments
-        else {}
-        for one in bounds
-    ]
-    known_on_all = [
+    known: list[dict[Basis, float]] = []
+    for row in rows:
+        bound = row.success_bound
+        if bound is None or bound.experiments < bound.of_experiments:
+            return ()
+        known.append(dict([(bound.basis, bound.probability), *bound.others]))
+    on_all = [
         Limit(max(one[basis] for one in known), words)
         for basis, words in CONDITIONS.items()
         if all(basis in one for one in known)
     ]
-    below = [one for one in known_on_all if one.probability < 1]
+    below = [one for one in on_all if one.probability < 1]
     # A limit with more conditions says something only where it is lower.
     return tuple(
         one

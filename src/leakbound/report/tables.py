@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -20,6 +21,7 @@ import msgspec
 from scipy.special import bdtr
 
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.groups import grouped
 from leakbound._util.intervals import clopper_pearson, student_reach
 from leakbound.assess.record import (
     PROTECTS,
@@ -46,10 +48,11 @@ LONGEST = 600
 """How many letters of a sentence a page shows."""
 EARLY = 5
 """The round whose loss shows how fast a model learns at first."""
-T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 ConfigurationKey = tuple[str, int, str]
 """Model, batch size and defense, as the page calls them."""
+AttackKey = tuple[str, int, str, str]
+"""The same, and the attack."""
 
 
 class ReportPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +142,19 @@ class SuccessBoundRow(ReportPart, frozen=True):
     of_experiments: int
 
 
-class AttackSummary(ReportPart, frozen=True):
+class ConfigurationPart(ReportPart, frozen=True):
+    """Something about one configuration."""
+
+    model: str
+    batch_size: int
+    defense: str
+
+    @property
+    def key(self) -> ConfigurationKey:
+        return self.model, self.batch_size, self.defense
+
+
+class AttackSummary(ConfigurationPart, frozen=True):
     """What one attack did on one configuration.
 
     `score` and `baseline_score` are of the experiments' means over examples, `best_score` of one.
@@ -147,9 +162,6 @@ class AttackSummary(ReportPart, frozen=True):
     the threshold. `identified`: share of examples recognized among others.
     """
 
-    model: str
-    batch_size: int
-    defense: str
     attack: str
     score: MedianInterval | None
     ssim: MedianInterval | None
@@ -169,12 +181,8 @@ class AttackSummary(ReportPart, frozen=True):
         """Whether at least half of its experiments report that the attack did not converge."""
         return self.ran > 0 and 2 * self.did_not_converge >= self.ran
 
-    @property
-    def key(self) -> ConfigurationKey:
-        return self.model, self.batch_size, self.defense
 
-
-class Configuration(ReportPart, frozen=True):
+class Configuration(ConfigurationPart, frozen=True):
     """What all attacks together did on one model, batch size and defense, and what bounds it.
 
     Attributes:
@@ -189,9 +197,6 @@ class Configuration(ReportPart, frozen=True):
             Null for other scores than PSNR.
     """
 
-    model: str
-    batch_size: int
-    defense: str
     guarantee: str
     data_dependent_law: bool
     verdict: Verdict
@@ -208,15 +213,12 @@ class Configuration(ReportPart, frozen=True):
     experiments: int
     failed: int
 
-    @property
-    def key(self) -> ConfigurationKey:
-        return self.model, self.batch_size, self.defense
-
 
 class TrainingCost(ReportPart, frozen=True):
-    """Test accuracy of a model under a defense, over the training seeds that ran.
+    """Loss and test accuracy of a model under a defense, over the training seeds that ran.
 
     Attributes:
+        loss: the training loss, without the trainings that `diverged`.
         lowest, highest: accuracies of single seeds.
         balanced_accuracy, auc: means of the balanced accuracy and of the area under the ROC curve.
         majority: the accuracy of the best constant answer.
@@ -229,6 +231,8 @@ class TrainingCost(ReportPart, frozen=True):
     model: str
     defense: str
     rounds: int
+    loss: MeanInterval | None
+    diverged: int
     accuracy: MeanInterval | None
     lowest: float | None
     highest: float | None
@@ -284,18 +288,19 @@ class DefenseSetting:
     strength: tuple[tuple[str, Any], ...]
 
     @property
-    def number(self) -> float | None:
-        """The strength as one number, where it is one numeric parameter."""
-        if len(self.strength) != 1 or not _is_number(self.strength[0][1]):
-            return None
-        return float(self.strength[0][1])
+    def number(self) -> float:
+        """The strength as one number, where it is one numeric parameter; otherwise 0."""
+        values = [value for _, value in self.strength]
+        return float(values[0]) if len(values) == 1 and _is_number(values[0]) else 0.0
 
 
 class Names:
     """What a page calls models, defenses and attacks: one label for each distinct setting."""
 
     def __init__(
-        self, assessments: Iterable[Assessment], trainings: Iterable[Training] = ()
+        self,
+        assessments: Iterable[Assessment],
+        trainings: Iterable[Training] = (),
     ) -> None:
         self.settings: dict[str, DefenseSetting] = {}
         self.attacks: dict[str, AttackInfo] = {}
@@ -306,7 +311,7 @@ class Names:
         hashes = grouped((a.attack.name, a.attack.hash) for a in assessments)
         self._varying = {name: _varying(rows) for name, rows in kinds.items()}
         # Two settings of one attack would look alike: their hashes tell them apart.
-        self._twins = {name for name, found in hashes.items() if len({*found}) > 1}
+        self._twins = {name for name, some in hashes.items() if len({*some}) > 1}
         for record in both:
             setting = self._setting(record.defense)
             self.settings.setdefault(setting.label, setting)
@@ -334,12 +339,16 @@ class Names:
     def key(self, assessment: Assessment) -> ConfigurationKey:
         return self.model(assessment), assessment.batch_size, self.defense(assessment)
 
+    def attack_key(self, assessment: Assessment) -> AttackKey:
+        return *self.key(assessment), self.attack(assessment)
+
     def _setting(self, defense: DefenseInfo) -> DefenseSetting:
         name = defense.name
-        own = defense.parameters
+        values = defense.parameters
+        numbers = [key for key, value in values.items() if _is_number(value)]
         # Only what differs between the settings helps a reader to tell them apart.
-        varying = self._varying[name] or [key for key in own if _is_number(own[key])][:NAMED]
-        strength = tuple((key, own.get(key)) for key in varying)
+        varying = self._varying[name] or numbers[:NAMED]
+        strength = tuple((key, values.get(key)) for key in varying)
         label = " ".join([title(name), *(_pair(*item) for item in strength)])
         return DefenseSetting(name, label, strength)
 
@@ -348,50 +357,45 @@ class Theorems:
     """The footnotes of a page: one for each bound's name, prior, attackers and accepted risk."""
 
     def __init__(self, assessments: Iterable[Assessment]) -> None:
-        bounds = grouped((_bound_key(bound), bound) for a in assessments for bound in a.bounds)
-        self._found: dict[Any, Theorem] = {}
-        for number, (key, own) in enumerate(bounds.items(), 1):
+        kinds = grouped((_bound_key(bound), bound) for a in assessments for bound in a.bounds)
+        self._by_key: dict[Any, Theorem] = {}
+        for number, (key, bounds) in enumerate(kinds.items(), 1):
             name, prior, covers, accepted = key
-            equations = dict.fromkeys(cut(bound.equation) for bound in own if bound.equation)
-            sentences = dict.fromkeys(cut(text) for b in own for text in b.assumptions[:SHOWN])
-            self._found[key] = Theorem(
+            equations = dict.fromkeys(cut(bound.equation) for bound in bounds if bound.equation)
+            sentences = dict.fromkeys(cut(text) for b in bounds for text in b.assumptions[:SHOWN])
+            self._by_key[key] = Theorem(
                 number,
                 name,
                 prior,
-                any(bound.rests_on_prior for bound in own),
+                any(bound.rests_on_prior for bound in bounds),
                 covers,
                 covers == "all",
                 "; ".join(list(equations)[:SHOWN]),
                 tuple(sentences)[:SHOWN],
                 accepted,
             )
-        self.all = list(self._found.values())
+        self.all = list(self._by_key.values())
 
     def of(self, bound: Bound) -> Theorem:
-        return self._found[_bound_key(bound)]
+        return self._by_key[_bound_key(bound)]
 
 
 class RunSummary:
-    """The records of a run, named, grouped and counted once for all of its pages."""
+    """The records of a run, named, grouped and counted once for all of its pages.
 
-    def __init__(self, run: Run) -> None:
+    `names`: those that several runs share.
+    """
+
+    def __init__(self, run: Run, names: Names | None = None) -> None:
         self.run = run
         self.assessments = run.assessments
-        self.names = Names(run.assessments, run.trainings)
+        self.names = names or Names(run.assessments, run.trainings)
         self.theorems = Theorems(run.assessments)
         self.configurations = configurations(run.assessments, self.names, self.theorems)
         self.attacks = attack_summaries(run.assessments, self.names)
         self.costs = training_costs(run.trainings, self.names)
         # How many settings of model and batch size a defense must hold on.
         self.pairs = {(row.model, row.batch_size) for row in self.configurations}
-
-
-def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Values by key, both in the order of their first appearance."""
-    groups: dict[K, list[T]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 def middle(values: Sequence[float]) -> MedianInterval | None:
@@ -428,11 +432,11 @@ def largest_share(
     equal shares, that with the highest lower limit counts.
 
     Example:
-        >>> name, found = largest_share({"a": [True, False], "b": [True, True]})
-        >>> name, found.hits, found.n
+        >>> name, share = largest_share({"a": [True, False], "b": [True, True]})
+        >>> name, share.hits, share.n
         ('b', 2, 2)
     """
-    counts = {name: (sum(own), len(own)) for name, own in matched.items() if own}
+    counts = {name: (sum(hits), len(hits)) for name, hits in matched.items() if hits}
     if not counts:
         return None, None
     tail = (1 - LEVEL) / (2 * len(counts))
@@ -460,7 +464,10 @@ def mean_error(psnrs: Iterable[float]) -> float | None:
     return psnr_of_mse(math.fsum(errors) / len(errors)) if errors else None
 
 
-def mean_value(assessment: Assessment, metric: str | None = None) -> float | None:
+def mean_value(
+    assessment: Assessment,
+    metric: str | None = None,
+) -> float | None:
     """The mean of a metric over examples; by default of the criterion's score."""
     return _mean(defined(assessment.metrics.get(metric or assessment.criterion.metric, ())))
 
@@ -469,13 +476,20 @@ def defined(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
-    by_attack = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
-    return [_attack_summary(key, own) for key, own in by_attack.items()]
+def attack_summaries(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[AttackSummary]:
+    by_attack = grouped((names.attack_key(a), a) for a in assessments)
+    return [_attack_summary(key, some) for key, some in by_attack.items()]
 
 
-def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -> AttackSummary:
-    ok = [a for a in own if a.status == "ok"]
+def _attack_summary(
+    key: AttackKey,
+    experiments: Sequence[Assessment],
+) -> AttackSummary:
+    ok = [a for a in experiments if a.status == "ok"]
+    count = Counter(a.status for a in experiments)
 
     def values(metric: str | None) -> list[float]:
         return defined(mean_value(a, metric) for a in ok)
@@ -494,53 +508,61 @@ def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -
         labels_right=_mean(values("label_accuracy")),
         ran=len(ok),
         did_not_converge=sum(bool(a.problem) for a in ok),
-        not_applicable=sum(a.status == "not_applicable" for a in own),
-        failed=sum(a.status == "failed" for a in own),
+        not_applicable=count["not_applicable"],
+        failed=count["failed"],
     )
 
 
 def configurations(
-    assessments: Iterable[Assessment], names: Names, theorems: Theorems | None = None
+    assessments: Iterable[Assessment],
+    names: Names,
+    theorems: Theorems | None = None,
 ) -> list[Configuration]:
     assessments = list(assessments)
     theorems = theorems or Theorems(assessments)
     by_key = grouped((names.key(a), a) for a in assessments)
-    return [_configuration(key, own, names, theorems) for key, own in by_key.items()]
+    return [_configuration(key, some, names, theorems) for key, some in by_key.items()]
 
 
 def _configuration(
-    key: ConfigurationKey, own: Sequence[Assessment], names: Names, theorems: Theorems
+    key: ConfigurationKey,
+    experiments: Sequence[Assessment],
+    names: Names,
+    theorems: Theorems,
 ) -> Configuration:
-    ok = [a for a in own if a.status == "ok"]
+    ok = [a for a in experiments if a.status == "ok"]
     scores = grouped((names.attack(a), score) for a in ok for score in defined(a.scores))
     strongest = max(scores, key=lambda label: max(scores[label]), default=None)
-    psnrs = [*scores.values()] if own[0].criterion.has_errors else []
+    psnrs = [*scores.values()] if experiments[0].criterion.has_errors else []
     matched = grouped((names.attack(a), hit) for a in ok for hit in a.matched)
     by, reconstructed = largest_share(matched)
-    proved = [names.attack(a) for a in own if a.certificate]
-    defense = own[0].defense
+    proved = [names.attack(a) for a in experiments if a.certificate]
+    defense = experiments[0].defense
     return Configuration(
         *key,
         guarantee=defense.guarantee,
         data_dependent_law=defense.data_dependent_law,
-        verdict=of_configuration(own),
+        verdict=of_configuration(experiments),
         strongest_attack=strongest or next(iter(proved), None),
         best_score=max(scores[strongest]) if strongest else None,
         reconstructed=reconstructed,
         reconstructed_by=by,
         proved=len(proved),
-        chance=by_chance(own),
+        chance=by_chance(experiments),
         mean_error=max(defined(map(mean_error, psnrs)), default=None),
         # Other scores than PSNR have no mean squared error.
         baseline=mean_error(v for a in ok if psnrs for v in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),
         success_bound=success_bound(ok, theorems),
         experiments=len(ok),
-        failed=sum(a.status == "failed" for a in own),
+        failed=sum(a.status == "failed" for a in experiments),
     )
 
 
-def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBoundRow | None:
+def strongest_bound(
+    ran: Sequence[Assessment],
+    theorems: Theorems,
+) -> ErrorBoundRow | None:
     """The strongest bound on all attackers' error over experiments that ran.
 
     Bounds of different name or prior are not mixed: the one with the lowest median PSNR is taken.
@@ -552,8 +574,8 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
         if bound.covers == "all" and bound.psnr is not None
     )
     rows = [
-        ErrorBoundRow(median(own), one.name, one.prior, one.number, len(own), len(ran))
-        for one, own in levels.items()
+        ErrorBoundRow(median(some), one.name, one.prior, one.number, len(some), len(ran))
+        for one, some in levels.items()
     ]
     # An upper bound on PSNR: the lowest says most.
     return min(rows, key=lambda row: row.psnr, default=None)
@@ -565,18 +587,25 @@ def rare_share(rows: Iterable[Configuration]) -> float | None:
     return max(defined(bound.rare for bound in bounds if bound is not None), default=None)
 
 
-def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
+def success_bound(
+    ran: Sequence[Assessment],
+    theorems: Theorems,
+) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
-    by_basis: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
-    for bound in (bound for a in ran for bound in a.bounds if bound.covers == "all"):
-        if bound.probability is not None:
-            by_basis[bound.basis].append((bound.probability, bound))
+    by_basis = grouped(
+        (bound.basis, (bound.probability, bound))
+        for a in ran
+        for bound in a.bounds
+        if bound.covers == "all" and bound.probability is not None
+    )
+    # `PROTECTS` goes from what needs the fewest conditions to what needs most.
     worst = {
-        basis: max(own, key=lambda one: one[0]) for basis, own in by_basis.items() if len(own) > 0
+        basis: max(by_basis[basis], key=lambda pair: pair[0])
+        for basis in PROTECTS
+        if basis in by_basis
     }
     if not worst:
         return None
-    # `PROTECTS` goes from what needs the fewest conditions to what needs most.
     basis, (value, bound) = next(iter(worst.items()))
     # A limit that some experiment lacks is none for the configuration.
     others = tuple(
@@ -584,7 +613,11 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
         for other, (most, _) in worst.items()
         if other != basis and len(by_basis[other]) == len(ran)
     )
-    best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
+    best = max(
+        (a.attained for a in ran if a.attained),
+        key=lambda one: one.success,
+        default=None,
+    )
     one = theorems.of(bound)
     return SuccessBoundRow(
         probability=value,
@@ -606,50 +639,54 @@ def training_costs(
 ) -> dict[tuple[str, str], TrainingCost]:
     """By model and defense; failed trainings are counted, not averaged."""
     every = grouped(((names.model(t), names.defense(t)), t) for t in trainings)
-    ran = {
-        key: [t for t in own if t.status == "ok" and t.accuracy is not None]
-        for key, own in every.items()
-    }
+    ran = {key: [t for t in some if t.status == "ok"] for key, some in every.items()}
     costs = {}
-    for (model, defense), own in ran.items():
+    for (model, defense), ok in ran.items():
         plain = ran.get((model, title(NO_DEFENSE)), [])
         defended = defense != title(NO_DEFENSE)
         skilled = _skilled(plain)
-        values = defined(t.accuracy for t in own)
+        accuracies = defined(t.accuracy for t in ok)
+        losses = defined(t.training_loss for t in ok)
         costs[model, defense] = TrainingCost(
             model,
             defense,
             rounds=max(t.rounds for t in every[model, defense]),
-            accuracy=mean_of(values),
-            lowest=min(values, default=None),
-            highest=max(values, default=None),
-            balanced_accuracy=_mean(defined(t.balanced_accuracy for t in own)),
-            auc=_mean(defined(t.auc for t in own)),
-            majority=_mean(defined(t.majority for t in own)),
-            lost=_lost(plain, own, "accuracy") if defended and skilled else None,
-            auc_lost=_lost(plain, own, "auc") if defended and _ranks(plain) else None,
+            loss=mean_of(losses),
+            diverged=len(ok) - len(losses),
+            accuracy=mean_of(accuracies),
+            lowest=min(accuracies, default=None),
+            highest=max(accuracies, default=None),
+            balanced_accuracy=_mean(defined(t.balanced_accuracy for t in ok)),
+            auc=_mean(defined(t.auc for t in ok)),
+            majority=_mean(defined(t.majority for t in ok)),
+            lost=_lost(plain, ok, "accuracy") if defended and skilled else None,
+            auc_lost=_lost(plain, ok, "auc") if defended and _ranks(plain) else None,
             unskilled=bool(plain) and not skilled,
-            failed=len(every[model, defense]) - len(own),
+            failed=len(every[model, defense]) - len(ok),
         )
     return costs
 
 
-def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
+def loss_curves(
+    trainings: Iterable[Training],
+    names: Names,
+) -> list[TrainingCurve]:
     by_defense = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
         for t in trainings
         if t.status == "ok" and t.curve
     )
     rows = []
-    for key, own in by_defense.items():
+    for key, curves in by_defense.items():
         # Seeds that stopped early would bend the mean of later rounds.
-        by_round = {r: [curve[r] for curve in own] for r in sorted(set(own[0]).intersection(*own))}
-        losses = {
-            r: None if None in values else fmean(v for v in values if v is not None)
-            for r, values in by_round.items()
-        }
-        rows.append(TrainingCurve(*key, losses, len(own)))
-    return [row for row in rows if row.losses]
+        rounds = sorted(set(curves[0]).intersection(*curves))
+        losses = {}
+        for number in rounds:
+            values = defined(curve[number] for curve in curves)
+            losses[number] = fmean(values) if len(values) == len(curves) else None
+        if losses:
+            rows.append(TrainingCurve(*key, losses, len(curves)))
+    return rows
 
 
 def _lost(
@@ -683,10 +720,13 @@ def _ranks(trainings: Sequence[Training]) -> bool:
     return bool(areas) and fmean(areas) > 0.5 + 2 * error
 
 
-def missing_bounds(assessments: Iterable[Assessment], names: Names) -> dict[str, list[str]]:
+def missing_bounds(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> dict[str, list[str]]:
     """Why a bound is missing: by reason the defenses that it holds for."""
     reasons = grouped((cut(a.bounds_note), names.defense(a)) for a in assessments if a.bounds_note)
-    return {reason: list(dict.fromkeys(own)) for reason, own in reasons.items()}
+    return {reason: list(dict.fromkeys(some)) for reason, some in reasons.items()}
 
 
 def title(defense: str) -> str:

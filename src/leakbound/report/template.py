@@ -69,7 +69,11 @@ def environment_of(**settings: Any) -> Environment:
     from jinja2 import Environment, StrictUndefined, Undefined
 
     class Pages(Environment):
-        def getattr(self, obj: Any, attribute: str) -> Any:
+        def getattr(
+            self,
+            obj: Any,
+            attribute: str,
+        ) -> Any:
             # `versions.items` is the version of a library of that name, not the method.
             own = isinstance(obj, Mapping) and attribute in obj
             return obj[attribute] if own else super().getattr(obj, attribute)
@@ -79,11 +83,18 @@ def environment_of(**settings: Any) -> Environment:
             raise TypeError(f"a page would show {value!r}; name an entry, or call the function")
         return value
 
-    return Pages(autoescape=True, undefined=StrictUndefined, finalize=shown, **settings)
+    return Pages(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=shown,
+        **settings,
+    )
 
 
 def rendered(
-    template: str, context: dict[str, Any], filters: dict[str, Callable[..., str]] | None = None
+    template: str,
+    context: dict[str, Any],
+    filters: dict[str, Callable[..., str]] | None = None,
 ) -> str:
     environment = _environment()
     if filters:
@@ -98,7 +109,9 @@ def _environment() -> Environment:
     from jinja2 import PackageLoader
 
     environment = environment_of(
-        loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("leakbound.report"),
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     numbers: list[Callable[..., str]] = [decimal, significant, percent, explained]
     numbers += [upper_decimal, upper_bound, lower_bound, lower_percent, interval]

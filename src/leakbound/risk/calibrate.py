@@ -154,23 +154,26 @@ class Calibration(Presented):
     def plain(self) -> dict[str, Any]:
         """All fields as JSON values; infinite ones are None."""
         edges = self.corridor
-        noise = self.identification_noise
         blind = float(edges.log_kappa[0]) / math.log(10)
+
+        def finite(value: float | None) -> float | None:
+            return value if value is not None and math.isfinite(value) else None
+
         return {
             "target": {**asdict(self.target), "words": str(self.target)},
             "solved": self.solved,
             "setting": asdict(self.setting),
             "clip_norm": self.clip_norm,
             "noise_std": self.noise_std,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon": finite(self.epsilon),
             "delta": self.delta,
             "prior": self.prior,
             "verdict": self.verdict,
             "attained": float(edges.attained[0]),
             "bound": float(edges.bound[0]),
-            "log10_blind": blind if math.isfinite(blind) else None,
+            "log10_blind": finite(blind),
             "matches": None if self.matches is None else asdict(self.matches),
-            "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
+            "identification_noise": finite(self.identification_noise),
             "examples": self.examples,
             "left_out": list(self.left_out),
             "rare_rows": None if self.rare is None else self.rare[0],
@@ -197,8 +200,7 @@ class Calibration(Presented):
         from leakbound.core import NotApplicable
         from leakbound.defenses import DpSgd
 
-        own = self.setting
-        if own.participation == "hidden" and own.sampling_rate < 1:
+        if self.setting.participation == "hidden" and self.setting.sampling_rate < 1:
             raise NotApplicable(
                 "participation is 'hidden', and DpSgd divides by the number of examples in the "
                 "batch: the level of its noise reveals that number, and so who takes part; use "
@@ -211,8 +213,7 @@ class Calibration(Presented):
         from leakbound.report import figures
 
         prior = self.corridor.prior
-        level = self.target.eta
-        places, eta, name = around(prior, level, self.input_width, 41)
+        places, eta, name = around(prior, self.target.eta, self.input_width, 41)
         edges = self.corridor.at(eta)
         return figures.corridor(places, edges.attained, edges.bound, self.target.gamma, name)
 
@@ -221,6 +222,7 @@ class Calibration(Presented):
         edges = self.corridor
         setting = self.setting
         saved = self.less_noise
+        private = f"{self.epsilon:.3g}" if math.isfinite(self.epsilon) else "infinite"
         pairs: list[tuple[str, object]] = [
             ("noise multiplier", f"{setting.noise_multiplier:g}"),
             ("clip norm", f"{self.clip_norm:g}"),
@@ -229,7 +231,7 @@ class Calibration(Presented):
             ("sampling rate", f"{setting.sampling_rate:g}"),
             ("examples of one person, at most", setting.people),
             ("who takes part", f"{setting.participation} to the attacker"),
-            ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
+            ("differential privacy", f"epsilon {private} at delta {self.delta:g}"),
             ("a prior-only baseline meets it with", format_upper_log(float(edges.log_kappa[0]))),
             ("attained", format_lower(float(edges.attained[0]))),
             ("no attacker exceeds", format_upper(float(edges.bound[0]))),
@@ -290,38 +292,43 @@ def calibrate_setting(
 
     Example:
         >>> goal = "mse<=0.0006 with probability<=0.001"
-        >>> found = calibrate_setting(goal, TrainingSetting(1.0, dim=784), prior=None)
-        >>> round(found.noise_multiplier, 3), found.verdict
+        >>> result = calibrate_setting(goal, TrainingSetting(1.0, dim=784), prior=None)
+        >>> round(result.noise_multiplier, 3), result.verdict
         (0.047, 'undecided')
     """
-    wanted = target
-    if isinstance(wanted, str):
-        wanted = Target.parse(wanted, input_range=input_range)
-    if wanted.gamma < LEAST:
+    if isinstance(target, str):
+        target = Target.parse(target, input_range=input_range)
+    if target.gamma < LEAST:
         raise ValueError(
-            f"target is {wanted}; no statement about data has such a precision: accept a "
+            f"target is {target}; no statement about data has such a precision: accept a "
             f"probability of at least {LEAST:g}"
         )
-    _check(solve, clip_norm, noise_std, delta)
-    blind = _log_baseline(wanted, setting, prior, matches)
+    check.one_of(SOLVES, solve=solve)
+    positive("clip_norm", clip_norm)
+    probability("delta", delta)
+    positive("noise_std", 1.0 if noise_std is None else noise_std)
+    if (noise_std is None) == (solve == "clip_norm"):
+        raise ValueError("noise_std: give it if the clip norm is solved for, and only then")
+    blind = _log_baseline(target, setting, prior, matches)
     # The bound's own error moves to the unsafe side, so the target is that much stricter.
-    gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
+    gamma = target.gamma / (1 + 2 * GAMMA_ERROR)
     solved = _solved(solve, setting.of_person, blind, gamma)
     if isinstance(prior, PublicSample):
-        solved = _sharpened(prior, solve, solved, wanted.eta, gamma)
+        solved = _sharpened(prior, solve, solved, target.eta, gamma)
     solved = _of_examples(solve, solved, setting)
-    solved, clip = (solved, clip_norm) if noise_std is None else _clipped(solved, noise_std)
+    if noise_std is not None:
+        solved, clip_norm = _clipped(solved, noise_std)
     return Calibration(
-        target=wanted,
+        target=target,
         solved=solve,
         setting=solved,
-        clip_norm=clip,
+        clip_norm=clip_norm,
         epsilon=epsilon(solved, delta),
         delta=delta,
-        corridor=corridor(solved, wanted.eta, prior=prior, attacks=attacks),
+        corridor=corridor(solved, target.eta, prior=prior, attacks=attacks),
         prior=_name(prior),
         matches=matches,
-        identification_noise=_identification(solved, wanted, examples),
+        identification_noise=_identification(solved, target, examples),
         examples=examples,
         input_width=input_range,
     )
@@ -393,7 +400,16 @@ def calibrate(
         >>> round(found.noise_multiplier, 3), found.defense()
         (0.016, ClipExamples(clip_norm=1.0) → Mean() → GaussianMechanism(noise_multiplier=0.016436))
     """
-    noise = _given_noise(solve, noise_multiplier)
+    sought = solve in ("steps", "sampling_rate")
+    if noise_multiplier is None and sought:
+        raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
+    if noise_multiplier is not None and not sought:
+        raise ValueError(
+            f"noise_multiplier is {noise_multiplier:g}, but solve is {solve!r}, which finds it; "
+            "leave it out"
+        )
+    if noise_multiplier is not None and math.isinf(noise_multiplier):
+        raise ValueError("noise_multiplier is inf; give a number, such as 1")
     examples = Examples.of(
         data,
         dim=dim,
@@ -406,13 +422,25 @@ def calibrate(
     )
     width = width_of(input_range)
     if isinstance(target, str):
-        target = Target.parse(target, input_range=width, domain=examples.domain)
+        target = Target.parse(
+            target,
+            input_range=width,
+            domain=examples.domain,
+        )
     examples = examples.without_constants(target)
     basis = examples.prior(prior, labels_known=labels_known)
-    known = (examples.dim, examples.norms[0], steps, sampling_rate, participation)
+    setting = TrainingSetting(
+        1.0 if noise_multiplier is None else noise_multiplier,
+        examples.dim,
+        examples.norms[0],
+        steps,
+        sampling_rate,
+        participation,
+        people=people,
+    )
     result = calibrate_setting(
         target,
-        TrainingSetting(noise, *known, people=people),
+        setting,
         solve=solve,
         clip_norm=clip_norm,
         noise_std=noise_std,
@@ -424,42 +452,25 @@ def calibrate(
         attacks=examples.attacks(),
     )
     rare = examples.rare(basis, target.eta)
-    return replace(result, source=examples.source, left_out=examples.left_out, rare=rare)
+    return replace(
+        result,
+        source=examples.source,
+        left_out=examples.left_out,
+        rare=rare,
+    )
 
 
-def _given_noise(solve: Solve, noise: float | None) -> float:
-    """The initial noise multiplier: the given one if something else is solved for, else any."""
-    sought = solve in ("steps", "sampling_rate")
-    if noise is None and sought:
-        raise ValueError(f"noise_multiplier is not given, and solve is {solve!r}, which needs it")
-    if noise is not None and not sought:
-        raise ValueError(
-            f"noise_multiplier is {noise:g}, but solve is {solve!r}, which finds it; leave it out"
-        )
-    if noise is not None and math.isinf(noise):
-        raise ValueError("noise_multiplier is inf; give a number, such as 1")
-    return 1.0 if noise is None else noise
-
-
-def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float) -> None:
-    check.one_of(SOLVES, solve=solve)
-    positive("clip_norm", clip_norm)
-    probability("delta", delta)
-    positive("noise_std", 1.0 if noise_std is None else noise_std)
-    if (noise_std is None) == (solve == "clip_norm"):
-        raise ValueError("noise_std: give it if the clip norm is solved for, and only then")
-
-
-def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
+def _solved(
+    solve: Solve,
+    setting: TrainingSetting,
+    blind: float,
+    gamma: float,
+) -> TrainingSetting:
     """The setting with the result in it, rounded to the safe side and checked."""
     # The clip norm follows from the noise multiplier.
     name = "noise_multiplier" if solve == "clip_norm" else solve
-    known: dict[str, Any] = {
-        "noise_multiplier": setting.noise_multiplier,
-        "sampling_rate": setting.sampling_rate,
-        "steps": setting.steps,
-    }
-    del known[name]
+    names = ("noise_multiplier", "sampling_rate", "steps")
+    known: dict[str, Any] = {n: getattr(setting, n) for n in names if n != name}
 
     def solved(value: Any) -> TrainingSetting:
         return replace(setting, **{name: value})
@@ -468,7 +479,9 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
         """Above 0 if the upper bound misses gamma; on a wider grid if rough."""
         tried = int(value) if name == "steps" else value
         tried = min(1.0, tried) if name == "sampling_rate" else tried
-        return _log_edge(solved(tried), blind, rough) - math.log(gamma)
+        bound = float(success_bound(solved(tried), blind, rough=rough))
+        # Its error moves to the unsafe side. Python's logarithm of 0 is an error.
+        return math.log(max(bound, 1e-300)) + GAMMA_ERROR - math.log(gamma)
 
     law = composition.visible
     inverses: dict[str, Callable[..., Any]] = {
@@ -491,7 +504,11 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
         return solved(0.0)
 
     def safe(value: float) -> float:
-        return rounded(value if more_is_safe else min(1.0, value), DIGITS, up=more_is_safe)
+        return rounded(
+            value if more_is_safe else min(1.0, value),
+            DIGITS,
+            up=more_is_safe,
+        )
 
     way = 1 if more_is_safe else -1
     if hidden:
@@ -505,7 +522,12 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     return solved(value)
 
 
-def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
+def _steps(
+    excess: Excess,
+    start: float,
+    hidden: bool,
+    noise: float,
+) -> int:
     """The most steps that meet the target, from the result for visible ones."""
     steps = max(1, int(start))
     if hidden:
@@ -533,7 +555,11 @@ def _of_examples(
         return solved
     if solve in ("noise_multiplier", "clip_norm"):
         # The examples of one person together move the sum by `people` clip norms.
-        noise = rounded(setting.people * solved.noise_multiplier, DIGITS, up=True)
+        noise = rounded(
+            setting.people * solved.noise_multiplier,
+            DIGITS,
+            up=True,
+        )
         return replace(setting, noise_multiplier=noise)
     if solve == "steps":
         return replace(setting, steps=solved.steps)
@@ -544,7 +570,11 @@ def _of_examples(
 
 
 def _sharpened(
-    prior: PublicSample, solve: Solve, solved: TrainingSetting, eta: float, gamma: float
+    prior: PublicSample,
+    solve: Solve,
+    solved: TrainingSetting,
+    eta: float,
+    gamma: float,
 ) -> TrainingSetting:
     """Go from the result by kappa's limit to that by the profile bound, if it needs less noise."""
 
@@ -577,7 +607,12 @@ def _sharpened(
     return solved
 
 
-def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
+def _sharper(
+    excess: Excess,
+    start: float,
+    sign: int,
+    turned: Callable[[float], float],
+) -> float:
     """Go from the result for visible steps, which holds, to the edge for hidden ones.
 
     It uses few evaluations, as each takes up to some tenths of a second. It evaluates rounded
@@ -591,21 +626,15 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
 
     fine = math.log(start)
     most = limit - fine if sign > 0 else FAR
-    found = edge(at, fine, sign, near=NEAR, rough=lambda place: at(place, True), most=most)
-    return MOST_STEPS if found >= limit else math.exp(found)
-
-
-def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
-    """The logarithm of the upper bound, with its error moved to the unsafe side."""
-    law = bound_law(setting)
-    bound = (law.rough if rough else law)(
-        setting.noise_multiplier,
-        sampling_rate=setting.sampling_rate,
-        steps=setting.steps,
-        log_kappa=blind,
+    place = edge(
+        at,
+        fine,
+        sign,
+        near=NEAR,
+        rough=lambda place: at(place, True),
+        most=most,
     )
-    # Python's logarithm of 0 is an error.
-    return math.log(max(float(bound), 1e-300)) + GAMMA_ERROR
+    return MOST_STEPS if place >= limit else math.exp(place)
 
 
 def _log_baseline(
@@ -616,7 +645,11 @@ def _log_baseline(
 ) -> float:
     """The logarithm of the prior-only success; rejects a target that the baseline meets."""
     if target.goal is None and target.eta * setting.dim >= setting.norm**2:
-        raise ValueError(_zero_image(target, setting))
+        raise ValueError(
+            f"target is {target}, but the zero image alone has an error of norm^2 / N = "
+            f"{setting.norm**2 / setting.dim:.6g} to an example of norm {setting.norm:g}: it "
+            f"always reaches eta = {target.eta:.6g}, and no noise helps; ask for a smaller error"
+        )
     squared = prior is None or prior.distance.squared
     if squared is not (target.goal is None):
         raise ValueError(
@@ -627,7 +660,9 @@ def _log_baseline(
         refuse_matched(matches, target)
     if prior is not None and prior.dim != setting.dim:
         raise ValueError(f"prior has {prior.dim} values per example, but dim is {setting.dim}")
-    blind = _log_kappa(target, setting, prior)
+    log_kappa = float(upper_bound(prior, setting, target.eta)[1][0])
+    # With its error moved to the unsafe side.
+    blind = min(0.0, log_kappa + abs(log_kappa) * KAPPA_ERROR)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
         if isinstance(prior, PublicSample) and prior.basis == "sample":
             raise ValueError(_too_few(target, prior, math.exp(blind)))
@@ -639,7 +674,10 @@ def _log_baseline(
     return blind
 
 
-def _clipped(solved: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
+def _clipped(
+    solved: TrainingSetting,
+    noise_std: float,
+) -> tuple[TrainingSetting, float]:
     """The highest clip norm with that noise on the sum, and the resulting multiplier."""
     if solved.noise_multiplier == 0:
         raise ValueError(
@@ -649,12 +687,6 @@ def _clipped(solved: TrainingSetting, noise_std: float) -> tuple[TrainingSetting
     # Rounding down is safe: a lower clip norm under the same noise is a higher multiplier.
     clip = rounded(noise_std / solved.noise_multiplier, DIGITS, up=False)
     return replace(solved, noise_multiplier=noise_std / clip), clip
-
-
-def _log_kappa(target: Target, setting: TrainingSetting, prior: Baseline | None) -> float:
-    """The logarithm of the prior-only success, with its error moved to the unsafe side."""
-    log_kappa = float(upper_bound(prior, setting, target.eta)[1][0])
-    return min(0.0, log_kappa + abs(log_kappa) * KAPPA_ERROR)
 
 
 def _name(prior: Baseline | None) -> str:
@@ -683,23 +715,18 @@ def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
     )
 
 
-def _zero_image(target: Target, setting: TrainingSetting) -> str:
-    return (
-        f"target is {target}, but the zero image alone has an error of norm^2 / N = "
-        f"{setting.norm**2 / setting.dim:.6g} to an example of norm {setting.norm:g}: it always "
-        f"reaches eta = {target.eta:.6g}, and no noise helps; ask for a smaller error"
-    )
-
-
-def _identification(setting: TrainingSetting, target: Target, examples: int | None) -> float | None:
+def _identification(
+    setting: TrainingSetting,
+    target: Target,
+    examples: int | None,
+) -> float | None:
     if examples is None or examples < 2 or 1 / examples >= target.gamma:
         return None
-    own = setting.of_person
-    noise = bound_law(own).noise_for(
-        target.gamma, sampling_rate=own.sampling_rate, steps=own.steps, kappa=1 / examples
+    person = setting.of_person
+    noise = bound_law(person).noise_for(
+        target.gamma,
+        sampling_rate=person.sampling_rate,
+        steps=person.steps,
+        kappa=1 / examples,
     )
     return float(noise) * setting.people
-
-
-def _epsilon(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "infinite"

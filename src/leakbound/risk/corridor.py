@@ -100,17 +100,12 @@ class TrainingSetting:
             # A step holds none of the person's examples with (1 - q)^k, without cancellation.
             rate = -math.expm1(self.people * math.log1p(-rate))
         noise = self.noise_multiplier / self.people
-        return replace(self, noise_multiplier=noise, sampling_rate=rate, people=1)
-
-    @property
-    def trap_noise(self) -> float:
-        """The effective noise multiplier of a trap with this number of rows."""
-        if self.rows is None or self.clip_norm is None:
-            return self.noise_multiplier
-        noise = from_scratch.effective_noise(
-            self.noise_multiplier, clip_norm=self.clip_norm, norm=self.norm, rows=self.rows
+        return replace(
+            self,
+            noise_multiplier=noise,
+            sampling_rate=rate,
+            people=1,
         )
-        return float(noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +146,21 @@ class Corridor:
         """
         return None if self.prior is None else self.prior.basis
 
-    def at(self, eta: ArrayLike, setting: TrainingSetting | None = None) -> Corridor:
-        """The same prior and attacks at other thresholds, or for another setting."""
-        return corridor(setting or self.setting, eta, prior=self.prior, attacks=self.attacks)
+    def at(self, eta: ArrayLike) -> Corridor:
+        """The same at other thresholds."""
+        return corridor(
+            self.setting,
+            eta,
+            prior=self.prior,
+            attacks=self.attacks,
+        )
 
-    def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
+    def verdict(
+        self,
+        index: int,
+        accepted: float,
+        matched: float | None = None,
+    ) -> Verdict:
         """The verdict at one threshold if no attack was run.
 
         It is "recoverable" if attacks attain more than the baseline, under either prior. It is
@@ -164,13 +169,16 @@ class Corridor:
         """
         attained = float(self.attained[index])
         bound = float(self.bound[index])
-        own = self.setting
         # A baseline that matched more of the data than kappa says refutes the prior.
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = guess
         if _distance(self.prior).squared:
             eta = float(self.eta[index])
-            direction = identification.log_kappa_sphere(dim=own.dim, eta=eta, norm=own.norm)
+            direction = identification.log_kappa_sphere(
+                dim=self.setting.dim,
+                eta=eta,
+                norm=self.setting.norm,
+            )
             baseline = max(guess, float(np.exp(direction)))
         below = bound <= accepted and guess <= accepted
         return decide(
@@ -196,9 +204,14 @@ class Corridor:
             )
             for i in places
         ]
+        setting = self.setting
+        steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
+        if setting.sampling_rate < 1:
+            steps += f" at sampling rate {setting.sampling_rate:g}"
+        words = f"noise multiplier {setting.noise_multiplier:g}, {steps}; {examples_words(self)}"
         return pictures.block(
             "Risk that an example is reconstructed",
-            pictures.note(_training_words(self)),
+            pictures.note(words),
             pictures.table((*heads, "attained", "no attacker exceeds"), rows),
             uninformed_note(self),
             scope_notes(self),
@@ -235,8 +248,8 @@ def corridor(
     Source: docs/errata.md, "the valid corridor"; corrects paper C, section VI.
 
     Example:
-        >>> found = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
-        >>> found.attained.round(3).tolist(), found.bound.round(3).tolist()
+        >>> edges = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
+        >>> edges.attained.round(3).tolist(), edges.bound.round(3).tolist()
         ([0.068, 0.762], [0.12, 0.777])
     """
     levels = _distance(prior).levels(eta)
@@ -251,14 +264,21 @@ def corridor(
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        attained = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
+        attained = attacks.success(
+            seen_of(setting),
+            levels,
+            parts=2,
+        )  # other half: kappa's limit
         lower = attained.success
         baseline = attained.baseline
         names = attained.attack
+    people = "each person has one example"
+    if setting.people > 1:
+        people = f"each person has up to {setting.people} examples, which count as one"
     scope = replace(
         bound_law(setting).scope,
         prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
-        f"known; {people_words(setting.people)}",
+        f"known; {people}",
     )
     return Corridor(
         setting=setting,
@@ -281,7 +301,11 @@ def upper_bound(
     """Upper bound on any attacker's success at each eta, and the log kappa behind it."""
     levels = _distance(prior).levels(eta)
     if prior is None:
-        blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
+        blind = identification.log_kappa_sphere(
+            dim=setting.dim,
+            eta=levels,
+            norm=setting.norm,
+        )
     elif isinstance(prior, PublicSample):
         return prior.success_bound(partial(success_bound, setting), levels)
     else:
@@ -300,16 +324,29 @@ def seen_of(setting: TrainingSetting) -> list[tuple[float, float]]:
     )
     with np.errstate(invalid="ignore"):
         noise = np.where(np.isinf(factor), np.inf, setting.noise_multiplier * factor)
-    return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
+    return list(
+        zip(
+            mass.ravel().tolist(),
+            noise.ravel().tolist(),
+            strict=True,
+        )
+    )
 
 
 def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     """The success of the best attack on the linear trap, over the numbers of sightings."""
-    with np.errstate(
-        invalid="ignore"
-    ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
+    noise: Any = setting.noise_multiplier
+    if setting.rows is not None and setting.clip_norm is not None:
+        noise = from_scratch.effective_noise(
+            noise,
+            clip_norm=setting.clip_norm,
+            norm=setting.norm,
+            rows=setting.rows,
+        )
+    # no noise and no sighting: 0 / 0 inside, a prior-only baseline
+    with np.errstate(invalid="ignore"):
         success = from_scratch.averaged(
-            setting.trap_noise,
+            float(noise),
             dim=setting.dim,
             eta=eta,
             steps=setting.steps,
@@ -320,10 +357,19 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     return np.asarray(success)
 
 
-def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
-    """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
+def success_bound(
+    setting: TrainingSetting,
+    log_kappa: ArrayLike,
+    *,
+    rough: bool = False,
+) -> Array:
+    """Upper bound on any attacker's success, for the logarithm of the prior-only success.
+
+    A `rough` one takes a wider grid.
+    """
     setting = setting.of_person
-    bound = bound_law(setting)(
+    law = bound_law(setting)
+    bound = (law.rough if rough else law)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
@@ -346,12 +392,19 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         8.17
     """
     most = single(probability, delta=delta)
-    own = setting.of_person
-    noise = own.noise_multiplier
-    steps = own.steps
-    q = own.sampling_rate
+    person = setting.of_person
+    noise = person.noise_multiplier
+    steps = person.steps
+    q = person.sampling_rate
     if setting.participation == "hidden" or q == 1:
-        return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
+        return float(
+            conversions.epsilon(
+                noise,
+                delta=most,
+                steps=steps,
+                sampling_rate=q,
+            )
+        )
     hits = scipy.stats.binom(steps, q)
     cut = most * CUT
     # Numbers of sightings outside weigh less than the part of delta that is kept back for them.
@@ -373,7 +426,10 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
 
 def around(
-    prior: Baseline | None, eta: ArrayLike, width: float, count: int
+    prior: Baseline | None,
+    eta: ArrayLike,
+    width: float,
+    count: int,
 ) -> tuple[list[float], Array, str]:
     """Thresholds for a plot about those of eta: their places, their eta, and the axis's name.
 
@@ -391,19 +447,15 @@ def around(
     return places.tolist(), levels_at if distance.squared else levels_at**0.5, "PSNR threshold (dB)"
 
 
-def people_words(people: int) -> str:
-    """How many examples a person may have, as a condition of a bound."""
-    if people == 1:
-        return "each person has one example"
-    return f"each person has up to {people} examples, which count as one"
-
-
 def bound_law(setting: TrainingSetting) -> Any:
     """The law of the upper bound for the setting's participation."""
     return composition.subsampled if setting.participation == "hidden" else composition.visible
 
 
-def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
+def attained_scope(
+    setting: TrainingSetting,
+    attacks: Attainable | None,
+) -> Scope:
     """The attackers that the attained success covers."""
     scope = from_scratch.exact.scope
     says = ATTACKER_KNOWS[setting.participation]
@@ -453,11 +505,3 @@ def examples_words(edges: Corridor) -> str:
     if distance.columns:
         return f"{distance.noun}s of {distance.columns} {distance.parts}"
     return f"{edges.setting.dim} values per example, least norm {edges.setting.norm:.4g}"
-
-
-def _training_words(edges: Corridor) -> str:
-    setting = edges.setting
-    steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
-    rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
-    words = examples_words(edges)
-    return f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; {words}"

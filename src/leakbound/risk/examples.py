@@ -84,29 +84,31 @@ class Examples:
                 raise ValueError("exclude leaves out examples of data, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
-        flat, labels, names, origins, domain = _loaded(
-            data, {"size": size, "channels": channels, "schema": schema}, exclude, input_range
-        )
-        if dim is not None and dim != flat.shape[1]:
-            raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values per example")
-        own = np.linalg.norm(flat, axis=1) if domain is None else np.ones(len(flat))
-        norms = (float(own.min()), float(own.max()))
+        examples = _loaded(data, size, channels, schema, exclude, input_range)
+        flat = examples.images
+        assert flat is not None  # they were loaded
+        if dim is not None and dim != examples.dim:
+            raise ValueError(f"dim is {dim}, but the data have {examples.dim} values per example")
+        sizes = np.ones(len(flat))
+        if examples.domain is None:
+            sizes = np.linalg.norm(flat, axis=1)
+        norms = (float(sizes.min()), float(sizes.max()))
         if norm is not None:
-            given = _range(norm)
-            if norms[0] < given[0] or (len(norm) > 1 and norms[1] > given[1]):
+            declared = _range(norm)
+            if norms[0] < declared[0] or (len(norm) > 1 and norms[1] > declared[1]):
                 raise ValueError(
-                    f"norm is {given[0]:g} to {given[1]:g}, but the data's run from {norms[0]:.6g} "
-                    f"to {norms[1]:.6g}; give a range that contains them"
+                    f"norm is {declared[0]:g} to {declared[1]:g}, but the data's run from "
+                    f"{norms[0]:.6g} to {norms[1]:.6g}; give a range that contains them"
                 )
-            norms = given
+            norms = declared
         if norms[0] == 0:
+            zero = sizes == 0
             raise ValueError(
-                f"data holds {int((own == 0).sum())} examples of {len(own)} that are all zeros, "
+                f"data holds {int(zero.sum())} examples of {len(zero)} that are all zeros, "
                 "which the zero image matches without any update: "
-                f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
+                f"{listed(np.array(examples.names)[zero])}; leave them out: --exclude"
             )
-        found = Examples(flat.shape[1], norms, flat, data, names, labels, origins)
-        return replace(found, domain=domain)
+        return replace(examples, norms=norms)
 
     def without_constants(self, target: Target) -> Examples:
         """Without those that a constant image matches; no amount of noise protects them."""
@@ -128,9 +130,17 @@ class Examples:
         names = np.array(self.names)
         kept = tuple(names[~matched])
         left = tuple(names[matched])
-        own, labels = (None if of is None else of[~matched] for of in (self.origins, self.labels))
+        origins, labels = (
+            None if of is None else of[~matched] for of in (self.origins, self.labels)
+        )
         return replace(
-            self, images=images, norms=norms, names=kept, labels=labels, origins=own, left_out=left
+            self,
+            images=images,
+            norms=norms,
+            names=kept,
+            labels=labels,
+            origins=origins,
+            left_out=left,
         )
 
     def matches(self, eta: float) -> BaselineMatches | None:
@@ -161,15 +171,21 @@ class Examples:
         kind = name or SAMPLE
         labels = self.labels if labels_known else None
         if kind == SAMPLE:
-            return PublicSample(self.images, labels, sources=self.origins, **self._measured)
+            return PublicSample(
+                self.images,
+                labels,
+                sources=self.origins,
+                **self._measured,
+            )
         if kind == THESE:
             return TheseExamples(self.images, labels, **self._measured)
         vocabulary = None if self.domain is None else self.domain.vocabulary
         if vocabulary is not None and kind == BIGRAM:
             return BigramText.from_sequences(self.images, vocabulary)
         if self.domain is not None or kind == BIGRAM:
+            what = "images" if self.domain is None else self.domain.name
             raise ValueError(
-                f"prior is {kind!r}, no model of data with this distance ({self.name}); give "
+                f"prior is {kind!r}, no model of data with this distance ({what}); give "
                 f"{SAMPLE!r} or {THESE!r}, or {BIGRAM!r} for text"
             )
         if labels_known:
@@ -193,19 +209,14 @@ class Examples:
         """
         if not isinstance(prior, PublicSample) or prior.basis != SAMPLE or self.domain is None:
             return None
-        found = prior.alone(eta)
-        return len(found), tuple(self.names[place] for place in found[:NAMED])
+        alone = prior.alone(eta)
+        return len(alone), tuple(self.names[place] for place in alone[:NAMED])
 
     def attacks(self) -> Attainable | None:
         """Attacks that are counted on these examples, one per source; None without data."""
         if self.images is None:
             return None
         return Attainable.of(PublicSample(self.images, sources=self.origins, **self._measured))
-
-    @property
-    def name(self) -> str:
-        """What the examples are."""
-        return "images" if self.domain is None else self.domain.name
 
     @property
     def _measured(self) -> dict[str, Any]:
@@ -227,21 +238,28 @@ def width_of(input_range: tuple[float, float]) -> float:
 
 
 def _loaded(
-    source: str, how: dict[str, Any], exclude: Sequence[str], input_range: tuple[float, float]
-) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None, Domain | None]:
-    """The examples (n, dim) of a source without the excluded ones; labels, names, origins and,
-    if their distance is no mean squared error, their domain.
-    """
+    source: str,
+    size: int | None,
+    channels: int | None,
+    schema: str | Path | None,
+    exclude: Sequence[str],
+    input_range: tuple[float, float],
+) -> Examples:
+    """The examples of a source without the excluded ones; their norms are not known yet."""
     from leakbound import data
 
     width_of(input_range)
     low, high = input_range
-    dataset = data.load(source, **how)
+    dataset = data.load(
+        source,
+        size=size,
+        channels=channels,
+        schema=schema,
+    )
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
     flat = flat[keep]
-    names = tuple(np.array(names)[keep])
     domain = dataset.domain
     least = flat.min()
     most = flat.max()
@@ -250,10 +268,16 @@ def _loaded(
             f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
             f"{most:.6g}; give a range that contains them"
         )
-    origins = dataset.origins
-    labels = dataset.labels.numpy()[keep]
-    own = None if domain.distance_is_rmse else domain.fitted(dataset.inputs)
-    return flat, labels, names, None if origins is None else origins.numpy()[keep], own
+    return Examples(
+        flat.shape[1],
+        (0.0, 0.0),
+        flat,
+        source,
+        tuple(np.array(names)[keep]),
+        dataset.labels.numpy()[keep],
+        None if dataset.origins is None else dataset.origins.numpy()[keep],
+        domain=None if domain.distance_is_rmse else domain.fitted(dataset.inputs),
+    )
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:

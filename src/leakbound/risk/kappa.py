@@ -84,7 +84,11 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     return BaselineMatches(len(flat), float(covered[best]) / len(flat), value, mean, example)
 
 
-def row_matches(rows: ArrayLike, domain: Domain, level: float) -> BaselineMatches:
+def row_matches(
+    rows: ArrayLike,
+    domain: Domain,
+    level: float,
+) -> BaselineMatches:
     """Count what the domain's own prior-only baseline and the best of the first examples match.
 
     For rows (n, values) of a table or a series; `mean` is the share of the baseline.

@@ -18,10 +18,21 @@ UNINFORMED: Final = (
 )
 
 
-def of_assessment(assessment: Assessment, *, reasons: bool = True) -> list[str]:
+def of_assessment(
+    assessment: Assessment,
+    *,
+    reasons: bool = True,
+) -> list[str]:
     """All that is known of attackers on one update, a sentence each; `reasons` as in `of_bound`."""
     goal = assessment.criterion.goal
-    said = [of_attack(assessment), *of_bounds(assessment.bounds, goal, reasons=reasons)]
+    said = [
+        of_attack(assessment),
+        *of_bounds(
+            assessment.bounds,
+            goal,
+            reasons=reasons,
+        ),
+    ]
     if assessment.attained is not None:
         said.append(of_attained(assessment.attained, goal))
     return [*said, f"no bound: {assessment.bounds_note}"] if assessment.bounds_note else said
@@ -84,13 +95,19 @@ def of_bounds(
     ]
 
 
-def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> str:
+def of_bound(
+    bound: Bound,
+    goal: str | None = None,
+    *,
+    reasons: bool = True,
+) -> str:
     """A bound in one sentence: what it says, about which attackers, and why it may be unproven.
 
     Without `reasons`, an estimate is still called not proved, but the reason is left out.
     """
     if bound.probability is not None:
-        return f"{bound.name}: {_of_probability(bound, goal)}"
+        doubts = (f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED))
+        return f"{bound.name}: {_claimed(bound, goal)}{next(doubts, '')}"
     error = f"{format_lower(bound.value)}" + (
         "" if bound.psnr is None else f" ({format_fixed(bound.psnr, up=True)} dB)"
     )
@@ -108,11 +125,6 @@ def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> 
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}" + (f" ({bound.confidence:.0%} confidence)" if sampled else "")
     )
-
-
-def _of_probability(bound: Bound, goal: str | None) -> str:
-    doubt = next((f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED)), "")
-    return _claimed(bound, goal) + doubt
 
 
 def _claimed(bound: Bound, goal: str | None) -> str:

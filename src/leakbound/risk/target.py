@@ -18,7 +18,7 @@ _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST = "(?:>=|≥)"
 _MOST = "(?:<=|≤)"
 _PATTERN = re.compile(
-    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
+    rf"\s*(p?snr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
@@ -47,7 +47,12 @@ class Target:
         single(probability, gamma=self.gamma)
 
     @staticmethod
-    def of_psnr(psnr: float, gamma: float, *, input_range: float = 1.0) -> Target:
+    def of_psnr(
+        psnr: float,
+        gamma: float,
+        *,
+        input_range: float = 1.0,
+    ) -> Target:
         """From a PSNR in dB: eta = range^2 / 10^(psnr / 10)."""
         if not -EXTREME < psnr < EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
@@ -60,7 +65,12 @@ class Target:
         return Target(criterion.within, gamma, goal=criterion.info.goal)
 
     @staticmethod
-    def parse(text: str, *, input_range: float = 1.0, domain: Domain | None = None) -> Target:
+    def parse(
+        text: str,
+        *,
+        input_range: float = 1.0,
+        domain: Domain | None = None,
+    ) -> Target:
         """Parse text; the PSNR's range is `input_range`.
 
         Args:
@@ -84,7 +94,7 @@ class Target:
         # Each number may have a percent sign of its own.
         kind, level, percent, decibels, chance, per_cent = match.groups()
         kind = re.split(r"\W", kind.lower())[0]
-        is_psnr = kind == "psnr"
+        is_psnr = kind in ("psnr", "snr")
         is_share = kind in ("columns", "tokens")
         if (percent and not is_share) or (decibels and not is_psnr):
             raise ValueError(f"target is {text[:200]!r}; {kind} has no {decibels or '%'}")
@@ -102,19 +112,20 @@ class Target:
             )
         parts = domain is not None and domain.parts is not None
         fits = kind == domain.metric if parts and domain is not None else not is_share
-        if not fits or (kind == "mse" and domain is not None):
+        # Decibels of a series are over its own scale: reports name them snr.
+        strange = kind == "snr" and (domain is None or domain.distance_is_rmse)
+        if not fits or strange or (kind == "mse" and domain is not None):
             what = "count by mean squared error"
             form = "psnr>=20"
             if domain is not None and parts:
                 what = f"are {domain.noun}s, which count by {domain.metric}"
-                form = domain.metric
-                form += ">=0.9"
+                form = f"{domain.metric}>=0.9"
             raise ValueError(
                 f'target is {text[:200]!r}, but the data {what}; write it as "{form} ..."'
             )
         if domain is not None:
-            given = {"share" if parts else "psnr": threshold}
-            return Target.of_criterion(Criterion.of(domain, **given), gamma)
+            criterion = Criterion.of(domain, **{"share" if parts else "psnr": threshold})
+            return Target.of_criterion(criterion, gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
         return Target(threshold, gamma)

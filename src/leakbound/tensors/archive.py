@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,7 +39,11 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray:
+def take(
+    stream: Stream,
+    most: int,
+    begun: bytearray | None = None,
+) -> bytearray:
     """Read up to `most` bytes, in chunks: memory follows the actual size, not the declared one.
 
     `begun` holds the first bytes already; reading continues after them.
@@ -73,7 +77,10 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 @contextmanager
-def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+def open_member(
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+) -> Iterator[IO[bytes]]:
     """A file of the archive as a stream that gives at most the size that the archive declares.
 
     Only stored and deflated files are read: Python unpacks the other methods without a limit.
@@ -90,37 +97,36 @@ def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[I
         raise ValueError(f"{name!r} in the archive is damaged; save the archive again") from error
 
 
-def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> Array:
+def read_array(
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    most: int,
+) -> Array:
     """A numeric array of a NumPy archive, read without pickle.
 
     The size in its header must equal the file's, and be at most `most` bytes.
     """
+    name = repr(member.filename)
     with open_member(archive, member) as stream:
         head = take(stream, _HEADER)
-        shape, fortran, dtype, start = _header(member.filename, head)
-        # Python's whole numbers do not overflow, so huge sides cannot pass as a small array.
-        declared = math.prod(shape) * dtype.itemsize
-        if declared != member.file_size - start:
+        header = _header(name, head, member.file_size)
+        if member.file_size - header.start > most:
             raise ValueError(
-                f"{member.filename!r} declares shape {shape} of {dtype}, {declared} bytes, "
-                f"but holds {member.file_size - start}; save it again"
-            )
-        if declared > most:
-            raise ValueError(
-                f"array {member.filename!r} takes {declared / 2**30:.1f} GiB; the limit is "
+                f"array {name} takes {member.file_size / 2**30:.1f} GiB; the limit is "
                 f"{most / 2**30:.1f} GiB: give a smaller limit or size, or fewer images"
             )
-        data = take(stream, declared, head[start:])
-    if len(data) != declared:
-        raise ValueError(f"{member.filename!r} is truncated; save it again")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+        data = take(stream, member.file_size, head)
+    if len(data) != member.file_size:
+        raise ValueError(f"{name} is truncated; save it again")
+    return header.array(data)
 
 
 def of_bytes(name: str, data: bytes) -> Array:
-    """An array from bytes in NumPy's format, as in a Flower message; no pickle.
+    """An array from bytes in NumPy's format, as in a Flower message; no pickle, and no copy.
 
     Raises:
-        ValueError: the header declares another size than the data has, or values are not numbers.
+        ValueError: the header declares another size than the data has, or values are not numbers;
+            `name` begins the text.
 
     Example:
         >>> stream = io.BytesIO()
@@ -128,18 +134,24 @@ def of_bytes(name: str, data: bytes) -> Array:
         >>> of_bytes("ones", stream.getvalue()).sum()
         np.float64(3.0)
     """
-    shape, fortran, dtype, start = _header(name, bytearray(data[:_HEADER]))
-    declared = math.prod(shape) * dtype.itemsize
-    if declared != len(data) - start:
-        raise ValueError(
-            f"{name!r} declares shape {shape} of {dtype}, {declared} bytes, but holds "
-            f"{len(data) - start}; ask for it again"
-        )
-    flat = np.frombuffer(data, dtype, offset=start)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    return _header(name, data[:_HEADER], len(data)).array(data)
 
 
-def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+class _Header(NamedTuple):
+    """What an array's own header declares, and where its numbers start."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+    start: int
+
+    def array(self, data: bytes | bytearray) -> Array:
+        flat = np.frombuffer(data, self.dtype, offset=self.start)
+        return flat.reshape(self.shape, order="F" if self.fortran else "C")
+
+
+def _header(name: str, head: bytes | bytearray, size: int) -> _Header:
+    """The header of an array of numbers, which takes `size` bytes together with them."""
     stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
@@ -148,13 +160,21 @@ def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype
         else:
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
     except Exception as error:  # a header is Python text: parsing it can raise almost any exception
-        raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
+        raise ValueError(f"{name} has no readable array header; save it with np.savez") from error
     # Long doubles differ between machines, and PyTorch has none.
     if dtype.kind not in "uifb" or dtype.itemsize > 8:
         pickled = " (Python objects are pickles, which can run code)" if dtype.hasobject else ""
         raise ValueError(
-            f"{name!r} holds values of type {dtype}{pickled}; give whole numbers or floats"
+            f"{name} holds values of type {dtype}{pickled}; give whole numbers or floats"
         )
     if not all(type(n) is int and n >= 0 for n in shape):  # True equals 1
-        raise ValueError(f"{name!r} declares shape {shape}; save it again with np.savez")
-    return shape, fortran, dtype, stream.tell()
+        raise ValueError(f"{name} declares shape {shape}; save it again with np.savez")
+    start = stream.tell()
+    # Python's whole numbers do not overflow, so huge sides cannot pass as a small array.
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != size - start:
+        raise ValueError(
+            f"{name} declares shape {shape} of {dtype}, {declared} bytes, but holds "
+            f"{size - start}; save or send it again"
+        )
+    return _Header(shape, fortran, dtype, start)

@@ -1,4 +1,7 @@
-"""Files of named tensors: .safetensors, also in shards, and NumPy's .npz. Pickles are refused."""
+"""Files of named tensors: .safetensors, also in shards, and NumPy's .npz. Pickles are refused.
+
+Shards and their index are as `save_pretrained` writes large models.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,26 @@ from torch import Tensor
 
 from leakbound._util import files
 from leakbound.tensors.archive import open_archive, read_array
-from leakbound.tensors.shards import INDEX, read_shards, weights_in
 
 MOST_BYTES = 2**33
 """The most memory that one file of tensors may take, unless `read` gets another limit."""
 
+WEIGHTS = "model.safetensors"
+INDEX = ".safetensors.index.json"
+"""How the name of an index of shards ends."""
+MOST_JSON = 2**26
+"""The most bytes of an index."""
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 SEALED = "written_by"
 """The metadata key that marks a file as written by leakbound."""
 _KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 
 
-def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(
+    path: Path,
+    *,
+    most: int = MOST_BYTES,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
 
     A folder that `save_pretrained` wrote, or its index of shards, gives the tensors of all shards.
@@ -42,12 +54,66 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
     files.check_regular(path)
     about: dict[str, str] = {}
     if path.name.endswith(INDEX):
-        named = read_shards(path, most, lambda shard, left: _whole(shard, left)[0])
+        named = _shards(path, most)
     else:
         named, about = _whole(path, most)
     if not named:
         raise ValueError(f"{str(path)!r} holds no tensor; save the weights or the update again")
     return named, about
+
+
+def weights_in(folder: Path) -> Path | None:
+    """The file or index of weights in a folder that `save_pretrained` wrote; None: it holds none.
+
+    Raises:
+        ValueError: the folder holds pickles only.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(weights_in(Path(folder)))
+        None
+    """
+    for name in (WEIGHTS, f"model{INDEX}"):
+        if (folder / name).exists():
+            return folder / name
+    for name in PICKLED:
+        if (folder / name).exists():
+            raise ValueError(
+                f"{str(folder)!r} holds {name}: pickles, which can run code when opened; save the "
+                "model with save_pretrained(..., safe_serialization=True)"
+            )
+    return None
+
+
+def _shards(path: Path, most: int) -> dict[str, Tensor]:
+    """The tensors of all shards that an index names, of at most `most` bytes together."""
+    what = f"index {str(path)!r}"
+    shard_of = files.read_json(path, what, most=MOST_JSON).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise ValueError(f"{what} has no weight_map; give the index that save_pretrained wrote")
+    for shard in shard_of.values():
+        # Only beside the index: a path could lead out of the folder. On Linux a backslash is no
+        # separator for `Path`.
+        plain = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
+        if not plain or not shard.endswith(".safetensors"):
+            raise ValueError(
+                f"{what} names the shard {str(shard)[:60]!r}; give an index of .safetensors files "
+                "in its own folder"
+            )
+    named: dict[str, Tensor] = {}
+    for shard in sorted(set(shard_of.values())):
+        part, _ = _whole(path.parent / shard, most)
+        most -= sum(value.numel() * value.element_size() for value in part.values())
+        wanted = {key for key, place in shard_of.items() if place == shard}
+        if odd := sorted(wanted ^ part.keys()):
+            where = "lacks" if odd[0] in wanted else "holds, but the index does not name,"
+            raise ValueError(
+                f"{str(path)!r}: the shard {shard} {where} {odd[0]}; give shards and index of one "
+                "model"
+            )
+        named |= part
+    return named
 
 
 def _whole(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -56,30 +122,30 @@ def _whole(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         return _safetensors(path, most)
     if path.suffix == ".npz":
         return _npz(path, most)
-    raise ValueError(f"{str(path)!r} {_unread(path)}")
-
-
-def _unread(path: Path) -> str:
-    """Why a file of another type is not read, and what to give instead."""
-    if path.suffix == ".gguf":
-        return (
-            "is a GGUF file: its weights are converted for inference, and no training sends them; "
-            "give the .safetensors of the model that was trained"
-        )
-    if path.suffix == ".json" and not path.name.endswith(".bin.index.json"):
-        return (
-            "is a JSON file without tensors; give a .safetensors or .npz file, the folder that "
-            f"save_pretrained wrote, or its index (model{INDEX})"
-        )
-    return (
+    why = (
         "is not a .safetensors or .npz file. Pickled files (.pt, .pth, .bin, "
         ".npy of objects) can run code when opened and are refused: convert with "
         "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
         "numpy.savez('update.npz', **arrays)"
     )
+    if path.suffix == ".gguf":
+        why = (
+            "is a GGUF file: its weights are converted for inference, and no training sends them; "
+            "give the .safetensors of the model that was trained"
+        )
+    elif path.suffix == ".json" and not path.name.endswith(".bin.index.json"):
+        why = (
+            "is a JSON file without tensors; give a .safetensors or .npz file, the folder that "
+            f"save_pretrained wrote, or its index (model{INDEX})"
+        )
+    raise ValueError(f"{str(path)!r} {why}")
 
 
-def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+def write(
+    path: Path,
+    named: Mapping[str, Tensor],
+    about: Mapping[str, str] | None = None,
+) -> None:
     """Write named tensors as .safetensors, in one step, readable by the owner only.
 
     An existing file is replaced only if this function wrote it. `about` is text metadata.
@@ -99,24 +165,27 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     if path.suffix != ".safetensors":
         raise ValueError(f"path is {str(path)!r}; give a name that ends in .safetensors")
     # safetensors rejects tensors that share memory.
-    own = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
+    copies = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
     text = {str(key): str(value) for key, value in (about or {}).items()}
-    files.write(path, save(own, metadata={**text, SEALED: files.SEAL}))
+    files.write(path, save(copies, metadata={**text, SEALED: files.SEAL}))
 
 
-def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _safetensors(
+    path: Path,
+    most: int,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     # The format has no compression, so the size of the file bounds the memory.
     _fits(path, path.stat().st_size, most)
     try:
         with safe_open(path, framework="pt") as file:
             names = sorted(file.keys())
-            kinds = {name: file.get_slice(name).get_dtype() for name in names}
-            odd = [name for name in names if kinds[name] not in _KINDS]
-            if odd:
-                raise ValueError(
-                    f"{odd[0]!r} of {str(path)!r} holds values of type {kinds[odd[0]]}; save it "
-                    "as floats of 16, 32 or 64 bits"
-                )
+            for name in names:
+                kind = file.get_slice(name).get_dtype()
+                if kind not in _KINDS:
+                    raise ValueError(
+                        f"{name!r} of {str(path)!r} holds values of type {kind}; save it as floats "
+                        "of 16, 32 or 64 bits"
+                    )
             about = dict(file.metadata() or {})
             about.pop(SEALED, None)
             named = {name: file.get_tensor(name) for name in names}

@@ -41,21 +41,21 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
         >>> flat(task, {"1.bias": torch.ones(1), "1.weight": torch.zeros(1, 2)}, what="update")
         tensor([0., 0., 1.])
     """
-    own = by_name(task, named, what=what)
-    problems = list(_problems(task, own))
+    held = by_name(task, named, what=what)
+    problems = list(_problems(task, held))
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         mend = "is it from another model or version?"
         if all(words.endswith(_ABSENT) for words in problems):
             mend += " If these were not sent, freeze them (requires_grad_(False))"
-        if any(".lora_" in key for key in own.keys() - {name for name, *_ in task.layout}):
+        if any(".lora_" in key for key in held.keys() - task.names):
             mend = "it is an adapter: give the one that was sent (--adapter PATH), and its base"
         raise ValueError(
             f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; {mend}"
         )
     parts = []
     for name, _, _, _ in task.layout:
-        value = own[name].detach()
+        value = held[name].detach()
         if not value.is_floating_point():
             raise ValueError(
                 f"{what}: {name} holds values of type {value.dtype}; give floats of 16, 32 or 64 "
@@ -73,40 +73,36 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
     return torch.cat(parts)
 
 
-def absent(task: Task, named: Named, *, what: str) -> tuple[str, ...]:
-    """The trained tensors that are not there, if all others are the model's own; else none.
+def unusable(
+    task: Task,
+    named: Named,
+    *,
+    what: str,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The trained tensors that are not there, and those that are not finite in the task's type.
 
-    A client that keeps some layers to itself does not send them. Tensors that the model does not
-    have, or of another shape, show that the file belongs to another model.
-
-    Example:
-        >>> task = Task.of(nn.Linear(1, 1))
-        >>> absent(task, {"bias": torch.ones(1)}, what="update")
-        ('weight',)
-        >>> absent(task, {"bias": torch.ones(1), "scale": torch.ones(1)}, what="update")
-        ()
-    """
-    own = by_name(task, named, what=what)
-    lost = tuple(name for name, *_ in task.layout if name not in own)
-    alike = len(lost) < len(task.layout) and len(list(_problems(task, own))) == len(lost)
-    return lost if alike else ()
-
-
-def spoiled(task: Task, named: Named, *, what: str) -> tuple[str, ...]:
-    """The trained tensors that are not finite in the type of the task's weights.
+    A client that keeps some layers to itself does not send them. If there are tensors that the
+    model does not have, or of another shape, the file belongs to another model: none is then called
+    missing.
 
     Example:
         >>> task = Task.of(nn.Linear(1, 1))
-        >>> spoiled(task, {"bias": torch.tensor([torch.inf])}, what="update")
-        ('bias',)
+        >>> unusable(task, {"bias": torch.tensor([torch.inf])}, what="update")
+        (('weight',), ('bias',))
+        >>> unusable(task, {"bias": torch.ones(1), "scale": torch.ones(1)}, what="update")
+        ((), ())
     """
-    own = by_name(task, named, what=what)
-    held = ((name, own[name]) for name, *_ in task.layout if name in own)
-    return tuple(
+    held = by_name(task, named, what=what)
+    absent = tuple(name for name, *_ in task.layout if name not in held)
+    if len(absent) == len(task.layout) or len(list(_problems(task, held))) > len(absent):
+        absent = ()
+    sent = ((name, held[name]) for name, *_ in task.layout if name in held)
+    spoiled = tuple(
         name
-        for name, value in held
+        for name, value in sent
         if value.is_floating_point() and not bool(value.to(task.parameters).isfinite().all())
     )
+    return absent, spoiled
 
 
 def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
@@ -120,9 +116,9 @@ def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
     """
     rows = []
     for name, shape, start, stop in task.layout:
-        owner, _, own = name.rpartition(".")
+        owner, _, leaf = name.rpartition(".")
         scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
-        if len(shape) >= 2 and own != "bias" and not scales:
+        if len(shape) >= 2 and leaf != "bias" and not scales:
             rows.append((name, start, stop))
     return tuple(rows)
 
@@ -134,17 +130,17 @@ def bare(named: Named) -> dict[str, Tensor]:
         >>> list(bare({"module._orig_mod.0.weight": torch.ones(1)}))
         ['0.weight']
     """
-    *_, own = _unwrapped(named)
-    return own
+    *_, shortest = _unwrapped(named)
+    return shortest
 
 
 def _unwrapped(named: Named) -> Iterator[dict[str, Tensor]]:
     """The tensors as they are named before compilation, and again without each shared prefix."""
-    own = {str(key).replace(_COMPILED, ""): value for key, value in named.items()}
-    yield own
-    while prefix := next((p for p in _WRAPPERS if own and all(k.startswith(p) for k in own)), None):
-        own = {key.removeprefix(prefix): value for key, value in own.items()}
-        yield own
+    bare = {str(key).replace(_COMPILED, ""): value for key, value in named.items()}
+    yield bare
+    while bare and (shared := [p for p in _WRAPPERS if all(k.startswith(p) for k in bare)]):
+        bare = {key.removeprefix(shared[0]): value for key, value in bare.items()}
+        yield bare
 
 
 def unnamed(key: str) -> bool:
@@ -167,52 +163,50 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
         >>> by_name(task, {"module.bias": torch.ones(1)}, what="update")
         {'bias': tensor([1.])}
     """
-    own = {str(key): value for key, value in named.items()}
-    if not own:
+    held = {str(key): value for key, value in named.items()}
+    if not held:
         raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
-    odd = [key for key, value in own.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise ValueError(
-            f"{what}: {odd[0]} is a {type(own[odd[0]]).__name__}; give torch tensors by name"
-        )
-    wanted = {name for name, *_ in task.layout}
+    for key, value in held.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{what}: {key} is a {type(value).__name__}; give torch tensors by name"
+            )
     # Only as many prefixes as needed: `model.` may also be the name of a part.
-    own = next((some for some in _unwrapped(own) if wanted & set(some)), own)
-    if not wanted & set(own) and all(map(unnamed, own)):
-        return _by_position(task, own, what)
-    first = _first_names(task.model)
-    for name, canonical in first.items():
-        if name != canonical and name in own:
-            shared = own.pop(name)
-            kept = own.setdefault(canonical, shared)
-            if not _same(kept, shared):
+    held = next((some for some in _unwrapped(held) if task.names & set(some)), held)
+    if not task.names & set(held) and all(map(unnamed, held)):
+        return _by_position(task, held, what)
+    for name, canonical in _first_names(task.model).items():
+        if name != canonical and name in held:
+            shared = held.pop(name)
+            kept = held.setdefault(canonical, shared)
+            same = kept.shape == shared.shape
+            if not same or not torch.allclose(
+                kept,
+                shared,
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+            ):
                 raise ValueError(
                     f"{what}: {name} and {canonical} are one tensor in the model but differ here; "
                     "is it from another model?"
                 )
-    return own
+    return held
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal; NaN equals NaN."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def _problems(task: Task, own: dict[str, Tensor]) -> Iterator[str]:
+def _problems(task: Task, held: dict[str, Tensor]) -> Iterator[str]:
     shapes = {name: tuple(shape) for name, shape, _, _ in task.layout}
     for name, shape in shapes.items():
-        if name not in own:
+        if name not in held:
             yield f"{name} {shape} {_ABSENT}"
-        elif tuple(own[name].shape) != shape:
-            yield f"{name} is {tuple(own[name].shape)}, in the model {shape}"
-    frozen = {name: tuple(value.shape) for name, value in task.frozen.items()}
-    for name in frozen.keys() & own.keys():
-        if tuple(own[name].shape) != frozen[name]:
-            yield f"{name} is {tuple(own[name].shape)}, in the model {frozen[name]}"
     known = shapes.keys() | _buffers(task.model)
-    for name, value in own.items():
-        if name not in known:
-            yield f"{name} {tuple(value.shape)} is not in the model"
+    shapes |= {name: tuple(value.shape) for name, value in task.frozen.items()}
+    for name, value in held.items():
+        shape = tuple(value.shape)
+        if name in shapes and shape != shapes[name]:
+            yield f"{name} is {shape}, in the model {shapes[name]}"
+        elif name not in known:
+            yield f"{name} {shape} is not in the model"
 
 
 def _buffers(model: nn.Module) -> set[str]:
@@ -226,16 +220,18 @@ def _buffers(model: nn.Module) -> set[str]:
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Every name of every weight, also of shared ones, with the first name of the same weight."""
     first: dict[int, str] = {}
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[name] = first.setdefault(id(parameter), name)
-    return found
+    weights = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(weight), name) for name, weight in weights}
 
 
-def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+def _by_position(
+    task: Task,
+    held: dict[str, Tensor],
+    what: str,
+) -> dict[str, Tensor]:
     """Tensors of a list without names, by the first order of the model's own that they fit."""
     # As numbers, so that 10 comes after 9.
-    values = [own[key] for key in sorted(own, key=lambda key: int(key.removeprefix("arr_")))]
+    values = [held[key] for key in sorted(held, key=lambda key: int(key.removeprefix("arr_")))]
     first = _first_names(task.model)
     whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))
     plain: _Names = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
@@ -261,11 +257,11 @@ def _state_names(
     """
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
-        own = weight_names(module)
-        for name in own:
+        weights = weight_names(module)
+        for name in weights:
             if (weight := getattr(module, name)) is not None:
                 yield dot + name, tuple(weight.shape)
-        held = [k for k, v in module._buffers.items() if v is not None and k not in own]
+        held = [k for k, v in module._buffers.items() if v is not None and k not in weights]
         if statistics and isinstance(module, nn.modules.batchnorm._NormBase):
             held = list(_STATISTICS)
         yield from ((dot + k, None) for k in held if k not in module._non_persistent_buffers_set)

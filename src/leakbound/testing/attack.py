@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -26,36 +27,11 @@ from leakbound.core import (
     ThreatModel,
     Update,
 )
-from leakbound.defenses import (
-    Chain,
-    Clip,
-    Defense,
-    DpSgd,
-    GaussianNoise,
-    GradientDropout,
-    HiddenDropout,
-    LaplaceNoise,
-    LocalAggregation,
-    LocalOptimalNoise,
-    MagnitudePruning,
-    Mixup,
-    NoDefense,
-    NoisyCopy,
-    OptimalNoise,
-    OptimalPruning,
-    PriPrune,
-    Quantization,
-    SecureAggregation,
-    Sign,
-    Soteria,
-    TopK,
-    WhitenedDpSgd,
-    Withhold,
-    chain,
-)
+from leakbound.defenses import Chain, Defense, NoDefense
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import normal, permutation, stream
+from leakbound.registry import parse
 from leakbound.testing.common import (
     ContractError,
     Unchanged,
@@ -71,35 +47,42 @@ REPEATS = 8
 UNLIKELY = 1e-4
 """Number of images that include the truth, number of trials, and the chance level that is no luck.
 """
-DEFENDED: tuple[Defense, ...] = (
-    Clip(0.1),
-    DpSgd(1.0, 0.5),
-    GaussianNoise(0.01),
-    GradientDropout(0.5),
-    HiddenDropout(0.5),
-    LaplaceNoise(0.1),
-    LocalAggregation(3, 0.1),
-    LocalOptimalNoise(0.1),
-    MagnitudePruning(0.7),
-    Mixup(),
-    NoisyCopy(0.1),
-    OptimalNoise(0.1),
-    OptimalPruning(0.5),
-    PriPrune(),
-    Quantization(4),
-    SecureAggregation(2),
-    Sign(),
-    Soteria(0.4),
-    TopK(0.9),
-    WhitenedDpSgd(1.0, 0.5),
-    Withhold(),
+DEFENDED = (
+    "clip,clip_norm=0.1",
+    "dp_sgd,clip_norm=1,noise_multiplier=0.5",
+    "gaussian_noise,noise_std=0.01",
+    "gradient_dropout,rate=0.5",
+    "hidden_dropout,rate=0.5",
+    "laplace_noise,noise_std=0.1",
+    "local_aggregation,steps=3,learning_rate=0.1",
+    "local_optimal_noise,noise_std=0.1",
+    "magnitude_pruning,rate=0.7",
+    "mixup",
+    "noisy_copy,noise_std=0.1",
+    "optimal_noise,noise_std=0.1",
+    "optimal_pruning,rate=0.5",
+    "pri_prune",
+    "quantization,bits=4",
+    "secure_aggregation,clients=2",
+    "sign",
+    "soteria,rate=0.4",
+    "top_k,rate=0.9",
+    "whitened_dp_sgd,clip_norm=1,noise_multiplier=0.5",
+    "withhold",
 )
 """One of every kind of update: clipped, noisy, sparse, coarse, of other weights or steps, a sum."""
 KNOWLEDGE = ((False, True), (True, False), (True, True), (False, False))
 """Whether labels and defense are known."""
+MALICIOUS = ThreatModel(server=Server.MALICIOUS)
+UNDEFENDED = NoDefense()
 
 
-def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
+def check_attack(
+    attack: Attack,
+    *,
+    task: Task | None = None,
+    batch: Batch | None = None,
+) -> None:
     """Check that an attack keeps its contract, above all that it never sees the truth.
 
     The check covers:
@@ -128,181 +111,312 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
         f"{attack!r} is no attack; give an instance of a class derived from "
         "leakbound.attacks.Attack",
     )
-    task, batch = given_or_small(task, batch)
-    name = repr(attack)
-    _check_signature(attack, name)
-    check_settings(attack, name)
-    _check_plant(attack, task, batch, name)
-    observation = _observed(attack, task, batch)
-    unchanged = _unchanged(observation, batch)
-    try:
-        answer = attack(observation, stream(0, "contract", "attack"))
-    except NotApplicable as none:
-        _check_reason(none, name)
-        return
-    except Exception as error:
-        raise ContractError(
-            f"{name} raises {type(error).__name__}: {error}; answer, or raise NotApplicable(reason)"
-        ) from error
-    unchanged.check(name)
-    _check_answer(answer, observation, name)
-    _check_pure(attack, observation, batch, name)
-    _check_many(attack, task, batch, name)
-    _check_zero(attack, observation, name)
-    _check_blind(attack, task, batch, name)
-    _check_chance(attack, observation, batch, name)
-    for labels_known, defense_known in KNOWLEDGE:
-        threat = ThreatModel(labels_known, defense_known, Server.MALICIOUS)
-        _check_knowledge(attack, task, batch, NoDefense(), threat, name)
-    for number, defense in enumerate(DEFENDED):
-        labels_known, defense_known = KNOWLEDGE[number % len(KNOWLEDGE)]
-        threat = ThreatModel(labels_known, defense_known, Server.MALICIOUS)
-        _check_knowledge(attack, task, batch, defense, threat, name)
-        _check_seen_task(attack, task, batch, defense, name)
+    _AttackContract(attack, *given_or_small(task, batch)).check()
 
 
-def _check_signature(attack: Attack, name: str) -> None:
-    wanted = {"__call__": "observation, generator", "many": "observations, generators"}
-    for method, names in {**wanted, "plant": "task"}.items():
-        given = inspect.signature(getattr(attack, method)).parameters.values()
-        plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+class _AttackContract:
+    """An attack, and the task and the batch that it is checked on."""
+
+    def __init__(self, attack: Attack, task: Task, batch: Batch) -> None:
+        self.attack = attack
+        self.name = repr(attack)
+        self.task = task
+        self.batch = batch
+
+    def check(self) -> None:
+        """All checks, in order."""
+        self._check_signature()
+        check_settings(self.attack, self.name)
+        self._check_plant()
+        observation = self._seen([self.batch])
+        unchanged = self._unchanged(observation)
+        if self._attempt(observation, "attack") is None:
+            return
+        unchanged.check(self.name)
+        self._check_pure(observation)
+        self._check_many()
+        self._check_zero(observation)
+        self._check_blind()
+        self._check_chance(observation)
+        undefended = ["none"] * len(KNOWLEDGE)
+        for name, knows in zip(
+            [*undefended, *DEFENDED],
+            cycle(KNOWLEDGE),
+            strict=False,
+        ):
+            defense = parse("defense", name)
+            self._check_knowledge(defense, ThreatModel(*knows, Server.MALICIOUS))
+            self._check_seen_task(defense)
+
+    def _other_batch(self, seed: int) -> Batch:
+        return small_batch(self.task, self.batch, seed=seed)
+
+    def _seen(
+        self,
+        batches: Sequence[Batch],
+        defense: Defense = UNDEFENDED,
+        threat: ThreatModel = MALICIOUS,
+    ) -> Observation:
+        """What a malicious server sees of clients; the attack may change their model."""
+        sources = [stream(0, "contract", "clients", i) for i in range(len(batches) + 1)]
+        played = play(
+            self.task,
+            batches,
+            defense,
+            sources,
+            threat=threat,
+            attack=self.attack,
+        )
+        return played.observation
+
+    def _defended(
+        self,
+        defense: Chain,
+        threat: ThreatModel,
+    ) -> Observation | None:
+        """What the server sees of clients under a defense; None if it refuses the task."""
+        batches = [self._other_batch(i) for i in range(defense.cohort_size)]
+        try:
+            return self._seen(batches, defense, threat)
+        except (NotApplicable, ValueError):
+            return None
+
+    def _unchanged(self, observation: Observation) -> Unchanged:
+        update = observation.update
+        written = update.rows, update.mask, observation.labels
+        return Unchanged(observation.task, self.batch, *written)
+
+    def _attempt(
+        self,
+        observation: Observation,
+        source: str,
+        where: str = "",
+        mend: str = "",
+    ) -> Reconstruction | None:
+        """The answer, checked; None if the attack gives a reason why it does not apply."""
+        try:
+            answer = self.attack(observation, stream(0, "contract", source))
+        except NotApplicable as none:
+            stated = isinstance(none.reason, str) and none.reason.strip()
+            require(stated, f"{self.name} is not applicable without a reason")
+            return None
+        except Exception as error:
+            raise ContractError(
+                f"{self.name} raises {type(error).__name__}: {error}{where}; answer, or raise "
+                f"NotApplicable(reason){mend}"
+            ) from error
+        _check_answer(answer, observation, f"{self.name}{where}")
+        return answer
+
+    def _answer(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        truth: Batch | None = None,
+    ) -> Reconstruction | None:
+        """The answer while a truth is in this frame and visible to the garbage collector."""
+        in_reach = [truth, None if truth is None else truth.inputs]
+        try:
+            answer = self.attack(observation, generator)
+        except NotApplicable:
+            answer = None
+        # Used after the call, so that nothing drops them before.
+        assert truth is in_reach[0]
+        return answer
+
+    def _check_signature(self) -> None:
+        takes = {
+            "__call__": "observation, generator",
+            "many": "observations, generators",
+            "plant": "task",
+        }
+        for method, names in takes.items():
+            parameters = inspect.signature(getattr(self.attack, method)).parameters.values()
+            plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+            require(
+                plain and ", ".join(p.name for p in parameters) == names,
+                f"{method} of {self.name} takes ({', '.join(map(str, parameters))}); it must take "
+                f"exactly ({names})",
+            )
+
+    def _check_plant(self) -> None:
+        unchanged = Unchanged(self.task, self.batch)
+        planted = self.attack.plant(self.task)
+        unchanged.check(f"plant of {self.name}")
+        require(isinstance(planted, Task), f"plant of {self.name} returns no Task")
+        again = self.attack.plant(self.task)
         require(
-            plain and ", ".join(p.name for p in given) == names,
-            f"{method} of {name} takes ({', '.join(map(str, given))}); it must take exactly "
-            f"({names})",
+            same_bits(planted.parameters, again.parameters),
+            f"plant of {self.name} gives other weights the second time",
         )
 
-
-def _check_plant(attack: Attack, task: Task, batch: Batch, name: str) -> None:
-    unchanged = Unchanged(task, batch)
-    planted = attack.plant(task)
-    unchanged.check(f"plant of {name}")
-    require(isinstance(planted, Task), f"plant of {name} returns no Task")
-    require(
-        same_bits(planted.parameters, attack.plant(task).parameters),
-        f"plant of {name} gives other weights the second time",
-    )
-
-
-def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
-    """What a malicious server sees of an undefended client; the attack may change the model."""
-    threat = ThreatModel(server=Server.MALICIOUS)
-    sources = [stream(0, "contract", "observe", i) for i in range(2)]
-    return play(task, [batch], NoDefense(), sources, threat=threat, attack=attack).observation
-
-
-def _defended(
-    attack: Attack, task: Task, batch: Batch, defense: Defense, threat: ThreatModel
-) -> Observation | None:
-    """What the server sees of a client under a defense; None if the defense refuses the task."""
-    whole = chain(defense)
-    batches = [small_batch(task, batch, seed=i) for i in range(whole.cohort_size)]
-    sources = [stream(0, "contract", "defended", i) for i in range(len(batches) + 1)]
-    try:
-        return play(task, batches, whole, sources, threat=threat, attack=attack).observation
-    except (NotApplicable, ValueError):
-        return None
-
-
-def _check_knowledge(
-    attack: Attack, task: Task, batch: Batch, defense: Defense, threat: ThreatModel, name: str
-) -> None:
-    """An answer or `NotApplicable`, whatever the defense sends and the attacker knows."""
-    observation = _defended(attack, task, batch, defense, threat)
-    if observation is None:
-        return
-    labels, defended = (
-        "known" if known else "unknown" for known in (threat.labels_known, threat.defense_known)
-    )
-    where = f"of an update under {defense!r}, with labels {labels} and defense {defended}"
-    try:
-        answer = attack(observation, stream(0, "contract", "defended"))
-    except NotApplicable as none:
-        _check_reason(none, name)
-        return
-    except Exception as error:
-        raise ContractError(
-            f"{name} raises {type(error).__name__}: {error} {where}; answer, or raise "
-            "NotApplicable(reason). Without labels, observation.labels is None: "
+    def _check_knowledge(self, defense: Chain, threat: ThreatModel) -> None:
+        """An answer or `NotApplicable`, whatever the defense sends and the attacker knows."""
+        observation = self._defended(defense, threat)
+        if observation is None:
+            return
+        labels, known = (
+            "known" if known else "unknown" for known in (threat.labels_known, threat.defense_known)
+        )
+        self._attempt(
+            observation,
+            "defended",
+            f" of an update under {defense!r}, with labels {labels} and defense {known}",
+            ". Without labels, observation.labels is None: "
             "leakbound.attacks.labels.infer_labels infers them; observation.defense is then None, "
-            "too"
-        ) from error
-    _check_answer(answer, observation, f"{name} {where}")
+            "too",
+        )
+
+    def _check_seen_task(self, defense: Chain) -> None:
+        """What a known defense reveals of the client's model or steps is asked for, if it matters.
+
+        It matters if the answer changes where the task already is what the defense reveals.
+        """
+        observation = self._defended(defense, MALICIOUS)
+        if observation is None:
+            return
+        shown = defense.infer(observation.task, observation.update)
+        if shown is observation.task:
+            return
+        asked: list[bool] = []
+
+        class Watched(Chain):
+            def infer(self, task: Task, update: Update) -> Task:
+                asked.append(True)
+                return super().infer(task, update)
+
+        class Known(Chain):
+            def infer(self, task: Task, update: Update) -> Task:
+                return task
+
+        watched = replace(observation, defense=Watched(defense.links))
+        answer = self._answer(watched, stream(0, "contract", "seen"))
+        if asked:  # it may compare both tasks: whether they differ says what is known
+            return
+        revealed = replace(
+            observation,
+            task=shown,
+            defense=Known(defense.links),
+        )
+        require(
+            _same_answers(answer, self._answer(revealed, stream(0, "contract", "seen"))),
+            f"{self.name} simulates observation.task under {defense!r}, which is not what the "
+            "client trained; use leakbound.attacks.base.seen_task(observation)",
+        )
+
+    def _check_pure(self, observation: Observation) -> None:
+        """Same generator, same bits, for any global random state, and nothing is written to."""
+        unchanged = self._unchanged(observation)
+        kept = _global_states()
+        answers = []
+        try:
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                np.random.seed(seed)  # noqa: NPY002  (the global state is what is looked at)
+                random.seed(seed)
+                before = _global_states()
+                answers.append(self.attack(observation, stream(0, "contract", "attack")))
+                after = _global_states()
+                same = torch.equal(before[0], after[0]) and repr(before[1:]) == repr(after[1:])
+                require(same, f"{self.name} draws from a global random state; use the generator")
+        finally:
+            torch.set_rng_state(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
+            random.setstate(kept[2])
+        unchanged.check(self.name)
+        same = _same_answers(*answers)
+        require(same, f"{self.name} gives two answers to one observation and generator")
+
+    def _check_many(self) -> None:
+        def generators() -> list[torch.Generator]:
+            return [stream(i, "contract", "many") for i in range(2)]
+
+        seen = [self._seen([self._other_batch(i)]) for i in range(2)]
+        if None in map(self._answer, seen, generators()):
+            return
+        together = self.attack.many(seen, generators())
+        require(
+            len(together) == 2,
+            f"many of {self.name} gives {len(together)} answers to 2 observations",
+        )
+        for observation, answer in zip(seen, together, strict=True):
+            _check_answer(answer, observation, self.name)
+        alone = [
+            self.attack.many([o], [g])[0]
+            for o, g in zip(
+                seen,
+                generators(),
+                strict=True,
+            )
+        ]
+        same = all(map(_same_answers, alone, together))
+        require(same, f"many of {self.name} gives other answers than many of one observation each")
+
+    def _check_zero(self, observation: Observation) -> None:
+        rows = torch.zeros_like(observation.update.rows)
+        zero = replace(observation, update=replace(observation.update, rows=rows))
+        answer = self._answer(zero, stream(0, "contract", "zero"))
+        if answer is not None:
+            _check_answer(answer, zero, self.name)
+            require(
+                answer.problem, f"{self.name} reports no problem with an update that is all zero"
+            )
+
+    def _check_blind(self) -> None:
+        """The answer is the same while the truth is gone, in reach, or replaced by another."""
+        hidden = self._seen([self._other_batch(3)])
+        # No truth of an earlier check may be left for the first answer.
+        gc.collect()
+        first = self._answer(hidden, stream(0, "contract", "blind"))
+        for seed in (3, 4, 5):
+            truth = self._other_batch(seed)
+            require(
+                _same_answers(first, self._answer(hidden, stream(0, "contract", "blind"), truth)),
+                f"{self.name} answers differently while a batch is in its stack frames or in "
+                "memory: it looks for the truth outside of its observation",
+            )
+
+    def _check_chance(self, observation: Observation) -> None:
+        """Given noise, the answer is not closer to a truth than to other images beyond chance."""
+        batch = self.batch
+
+        def other(k: int, i: int) -> Batch:
+            return self._other_batch(1000 + CANDIDATES * k + i)
+
+        # The same histogram, which an attack with a prior may know.
+        def shuffled(k: int, i: int) -> Batch:
+            if i == 0:
+                return batch
+            order = permutation(batch.inputs[0].numel(), stream(k, "contract", "order", i))
+            return Batch(batch.inputs.flatten(1)[:, order].view_as(batch.inputs), batch.labels)
+
+        for candidate in (other, shuffled):
+            hits = asked = 0
+            for k in range(REPEATS):
+                truth = candidate(k, 0)
+                noise = _noise(observation, k)
+                answer = self._answer(noise, stream(k, "contract", "chance"), truth)
+                if answer is None:
+                    continue
+                error, *others = (_error(candidate(k, i), answer) for i in range(CANDIDATES))
+                asked = asked + 1
+                hits = hits + (error < min(others))
+            require(
+                # The chance of at least as many hits.
+                scipy.stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
+                f"{self.name} was shown noise, but its answer was closest to the truth {hits} of "
+                f"{asked} times among {CANDIDATES} images: it knows the truth from another source",
+            )
 
 
-def _check_seen_task(attack: Attack, task: Task, batch: Batch, defense: Defense, name: str) -> None:
-    """What a known defense reveals of the client's model or steps is asked for, if it matters.
-
-    It matters if the answer changes where the task already is what the defense reveals.
-    """
-    threat = ThreatModel(server=Server.MALICIOUS)
-    observation = _defended(attack, task, batch, defense, threat)
-    if observation is None:
-        return
-    whole = chain(defense)
-    shown = whole.infer(observation.task, observation.update)
-    if shown is observation.task:
-        return
-    asked: list[bool] = []
-
-    class Watched(Chain):
-        def infer(self, task: Task, update: Update) -> Task:
-            asked.append(True)
-            return super().infer(task, update)
-
-    class Known(Chain):
-        def infer(self, task: Task, update: Update) -> Task:
-            return task
-
-    watched = replace(observation, defense=Watched(whole.links))
-    answer = _answer(attack, watched, stream(0, "contract", "seen"))
-    if asked:  # it may compare both tasks: whether they differ says what is known
-        return
-    given = replace(observation, task=shown, defense=Known(whole.links))
-    other = _answer(attack, given, stream(0, "contract", "seen"))
-    require(
-        _same_answers(answer, other),
-        f"{name} simulates observation.task under {defense!r}, which is not what the client "
-        "trained; use leakbound.attacks.base.seen_task(observation)",
-    )
-
-
-def _unchanged(observation: Observation, batch: Batch) -> Unchanged:
-    update = observation.update
-    return Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
-
-
-def _check_reason(none: NotApplicable, name: str) -> None:
-    given = isinstance(none.reason, str) and bool(none.reason.strip())
-    require(given, f"{name} is not applicable without a reason")
-
-
-def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:
+def _check_answer(
+    answer: Reconstruction,
+    observation: Observation,
+    name: str,
+) -> None:
     require(isinstance(answer, Reconstruction), f"{name} returns no Reconstruction")
-    _check_types(answer, observation, name)
-    shape = observation.batch_shape
-    found = tuple(answer.inputs.shape)
-    require(found == shape, f"{name} returns inputs of shape {found}; the observation asks {shape}")
-    require(bool(answer.inputs.isfinite().all()), f"{name} returns inputs that are not finite")
-    low, high = observation.task.input_range
-    inside = bool(((answer.inputs >= low) & (answer.inputs <= high)).all())
-    require(inside, f"{name} returns inputs outside the input range {low, high}")
-    require(not answer.inputs.requires_grad, f"{name} returns inputs that still require gradients")
-    labels = answer.labels
-    if labels is None:
-        return
-    fits = labels.ndim > 0 and len(labels) == shape[0]
-    require(fits, f"{name} returns labels that are not one for each input")
-    classes = outputs_of(observation)
-    if classes is not None and labels.ndim == 1:
-        whole = not labels.is_floating_point() and labels.dtype != torch.bool
-        require(whole, f"{name} returns labels of type {labels.dtype}; they must be class numbers")
-        known = bool(((labels >= 0) & (labels < classes)).all())
-        require(known, f"{name} returns labels outside 0 to {classes - 1}")
-
-
-def _check_types(answer: Reconstruction, observation: Observation, name: str) -> None:
     inputs = answer.inputs
+    labels = answer.labels
     domain = observation.task.domain
     require(
         isinstance(inputs, Tensor) and inputs.layout == torch.strided and not inputs.is_meta,
@@ -312,114 +426,29 @@ def _check_types(answer: Reconstruction, observation: Observation, name: str) ->
     real = not inputs.is_complex() and inputs.is_floating_point() != codes
     wanted = "whole numbers" if codes else "floats"
     require(real, f"{name} returns inputs of type {inputs.dtype}; they must be {wanted}")
-    labels = answer.labels
-    require(
-        labels is None or isinstance(labels, Tensor), f"{name} returns labels that are no tensor"
-    )
+    is_tensor = labels is None or isinstance(labels, Tensor)
+    require(is_tensor, f"{name} returns labels that are no tensor")
     require(isinstance(answer.objective, float), f"{name} returns an objective that is no float")
-    said = answer.problem is None or isinstance(answer.problem, str)
-    require(said, f"{name} returns a problem that is no sentence")
-
-
-def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
-    """Same generator, same bits, for any global random state, and nothing is written to."""
-    unchanged = _unchanged(observation, batch)
-    kept = _global_states()
-    answers = []
-    try:
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            np.random.seed(seed)  # noqa: NPY002  (the global state is what is looked at)
-            random.seed(seed)
-            before = _global_states()
-            answers.append(attack(observation, stream(0, "contract", "attack")))
-            after = _global_states()
-            same = torch.equal(before[0], after[0]) and repr(before[1:]) == repr(after[1:])
-            require(same, f"{name} draws from a global random state; use the generator")
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        random.setstate(kept[2])
-    unchanged.check(name)
-    same = _same_answers(*answers)
-    require(same, f"{name} gives two answers to one observation and generator")
-
-
-def _check_many(attack: Attack, task: Task, batch: Batch, name: str) -> None:
-    def generators() -> list[torch.Generator]:
-        return [stream(i, "contract", "many") for i in range(2)]
-
-    seen = [_observed(attack, task, small_batch(task, batch, seed=i)) for i in range(2)]
-    if any(_answer(attack, o, g) is None for o, g in zip(seen, generators(), strict=True)):
+    is_text = answer.problem is None or isinstance(answer.problem, str)
+    require(is_text, f"{name} returns a problem that is no sentence")
+    asked = observation.batch_shape
+    shape = tuple(inputs.shape)
+    require(shape == asked, f"{name} returns inputs of shape {shape}; the observation asks {asked}")
+    require(inputs.isfinite().all(), f"{name} returns inputs that are not finite")
+    low, high = observation.task.input_range
+    inside = ((inputs >= low) & (inputs <= high)).all()
+    require(inside, f"{name} returns inputs outside the input range {low, high}")
+    require(not inputs.requires_grad, f"{name} returns inputs that still require gradients")
+    if labels is None:
         return
-    together = attack.many(seen, generators())
-    require(len(together) == 2, f"many of {name} gives {len(together)} answers to 2 observations")
-    for observation, answer in zip(seen, together, strict=True):
-        _check_answer(answer, observation, name)
-    alone = [attack.many([o], [g])[0] for o, g in zip(seen, generators(), strict=True)]
-    same = all(map(_same_answers, alone, together))
-    require(same, f"many of {name} gives other answers than many of one observation each")
-
-
-def _check_zero(attack: Attack, observation: Observation, name: str) -> None:
-    rows = torch.zeros_like(observation.update.rows)
-    zero = replace(observation, update=replace(observation.update, rows=rows))
-    answer = _answer(attack, zero, stream(0, "contract", "zero"))
-    if answer is not None:
-        _check_answer(answer, zero, name)
-        require(bool(answer.problem), f"{name} reports no problem with an update that is all zero")
-
-
-def _check_blind(attack: Attack, task: Task, batch: Batch, name: str) -> None:
-    """The answer is the same while the truth is gone, in reach, or replaced by another."""
-    hidden = _observed(attack, task, small_batch(task, batch, seed=3))
-    # No truth of an earlier check may be left for the first answer.
-    gc.collect()
-    answers = [_answer(attack, hidden, stream(0, "contract", "blind"))]
-    for seed in (3, 4, 5):
-        truth = small_batch(task, batch, seed=seed)
-        answers.append(_beside(attack, hidden, stream(0, "contract", "blind"), truth))
-    for answer in answers[1:]:
-        require(
-            _same_answers(answers[0], answer),
-            f"{name} answers differently while a batch is in its stack frames or in memory: it "
-            "looks for the truth outside of its observation",
-        )
-
-
-def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:
-    """Given noise, the answer is not closer to a truth than to other images beyond chance."""
-    task = observation.task
-
-    def other(k: int, i: int) -> Batch:
-        return small_batch(task, batch, seed=1000 + CANDIDATES * k + i)
-
-    # The same histogram, which an attack with a prior may know.
-    def shuffled(k: int, i: int) -> Batch:
-        order = permutation(batch.inputs[0].numel(), stream(k, "contract", "order", i))
-        return Batch(batch.inputs.flatten(1)[:, order].view_as(batch.inputs), batch.labels)
-
-    kinds: list[tuple[Callable[[int], Batch], Callable[[int, int], Batch]]] = [
-        (lambda k: other(k, 0), other),
-        (lambda k: batch, shuffled),
-    ]
-    for truth_of, distractor in kinds:
-        hits = asked = 0
-        for k in range(REPEATS):
-            noise = _noise(observation, k)
-            answer = _beside(attack, noise, stream(k, "contract", "chance"), truth_of(k))
-            if answer is None:
-                continue
-            errors = [_error(truth_of(k), answer)]
-            errors += [_error(distractor(k, i), answer) for i in range(1, CANDIDATES)]
-            asked = asked + 1
-            hits = hits + (errors[0] < min(errors[1:]))
-        require(
-            # The chance of at least as many hits.
-            scipy.stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
-            f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
-            f"times among {CANDIDATES} images: it knows the truth from another source",
-        )
+    fits = labels.ndim > 0 and len(labels) == len(inputs)
+    require(fits, f"{name} returns labels that are not one for each input")
+    classes = outputs_of(observation)
+    if classes is not None and labels.ndim == 1:
+        whole = not labels.is_floating_point() and labels.dtype != torch.bool
+        require(whole, f"{name} returns labels of type {labels.dtype}; they must be class numbers")
+        known = ((labels >= 0) & (labels < classes)).all()
+        require(known, f"{name} returns labels outside 0 to {classes - 1}")
 
 
 def _noise(observation: Observation, seed: int) -> Observation:
@@ -435,29 +464,6 @@ def _noise(observation: Observation, seed: int) -> Observation:
 def _error(truth: Batch, answer: Reconstruction) -> float:
     inputs = pair(truth, answer).inputs
     return float((inputs.double() - truth.inputs.double()).square().mean())
-
-
-def _answer(
-    attack: Attack, observation: Observation, generator: torch.Generator
-) -> Reconstruction | None:
-    try:
-        return attack(observation, generator)
-    except NotApplicable:
-        return None
-
-
-def _beside(
-    attack: Attack, observation: Observation, generator: torch.Generator, truth: Batch
-) -> Reconstruction | None:
-    """The answer while a truth is in this frame and visible to the garbage collector."""
-    batch = truth
-    inputs = truth.inputs
-    in_reach = [truth]
-    answer = _answer(attack, observation, generator)
-    # Used after the call, so that nothing drops them before.
-    assert batch is in_reach[0]
-    assert inputs is truth.inputs
-    return answer
 
 
 def _same_answers(a: Reconstruction | None, b: Reconstruction | None) -> bool:

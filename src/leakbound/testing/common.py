@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leakbound.attacks.base import uniform_inputs
 from leakbound.client import forward, unfit
 from leakbound.core import Batch, Task
 from leakbound.losses import named
@@ -24,7 +25,7 @@ class ContractError(AssertionError):
     """A defense or an attack violates its contract; the message says how."""
 
 
-def require(holds: bool, message: str) -> None:
+def require(holds: object, message: str) -> None:
     if not holds:
         raise ContractError(message)
 
@@ -40,10 +41,17 @@ def small_task() -> Task:
     )
     images = uniform((12, 1, 6, 6), stream(0, "contract", "public"))
     public = Batch(images, torch.arange(12) % CLASSES)
-    return Task.of(model, classes=CLASSES, public=public).to("cpu", torch.float64)
+    return Task.of(
+        model,
+        classes=CLASSES,
+        public=public,
+    ).to("cpu", torch.float64)
 
 
-def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]:
+def given_or_small(
+    task: Task | None,
+    batch: Batch | None,
+) -> tuple[Task, Batch]:
     """A caller's task and batch, or small ones."""
     if task is not None and batch is None:
         raise ValueError("batch is None; give a batch that fits your task")
@@ -65,9 +73,13 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
     return task, batch
 
 
-def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
+def small_batch(
+    task: Task,
+    like: Batch | None = None,
+    *,
+    seed: int = 0,
+) -> Batch:
     """Random inputs of the task, shaped as `like` (otherwise two images of 6x6), with labels."""
-    low, high = task.input_range
     if task.domain is not None and not task.domain.dtype.is_floating_point:
         inputs = task.domain.start(2 if like is None else like.size, stream(seed, "contract"))
         inputs = inputs.to(task.parameters.device)
@@ -75,9 +87,8 @@ def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batc
             return Batch(inputs, inputs.clone())
         return Batch(inputs, like.labels.clone())
     shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
-    draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
     labels = torch.arange(shape[0]) % CLASSES if like is None else like.labels.clone()
-    return Batch(low + (high - low) * draw, labels)
+    return Batch(uniform_inputs(task, shape, stream(seed, "contract", "batch")), labels)
 
 
 def check_settings(thing: object, name: str) -> None:
@@ -101,7 +112,12 @@ def check_repr(thing: Any, name: str) -> None:
 class Unchanged:
     """Stores tensors, models and random states, and detects later writes to them."""
 
-    def __init__(self, task: Task, batch: Batch, *tensors: Tensor | None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        batch: Batch,
+        *tensors: Tensor | None,
+    ) -> None:
         self.task = task
         self.batch = batch
         self.tensors = [

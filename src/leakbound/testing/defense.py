@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import scipy
 import torch
@@ -39,6 +41,12 @@ from leakbound.testing.common import (
 # Draws that show whether a release is exact, and draws for the statistics of a noisy one.
 FEW = 4
 MANY = 256
+PLACES = 32
+HALVINGS = 20
+JUMP = 0.01
+"""Places on the way to other rows, halvings of its steepest part, and the share of the change there
+that counts as a jump: of a continuous output a millionth is left.
+"""
 
 
 def check_defense(
@@ -52,6 +60,7 @@ def check_defense(
     - the declared distribution by its variance, shape, independence and mean over many streams;
     - the basis of differential privacy: the bound and the noise;
     - `imitate`, which must be the noise-free part;
+    - an output without jumps, if the defense says `continuous`;
     - a server that gives no context, and updates that are zero or not finite.
 
     `ContractError` states the first violation.
@@ -67,14 +76,7 @@ def check_defense(
         "leakbound.defenses.Defense",
     )
     task, batch = given_or_small(task, batch)
-    for link in defense.links if isinstance(defense, Chain) else (defense,):
-        check_settings(link, repr(link))
-        check_repr(link, repr(link))
-        _check_link(link.resolve(task, batch.size), task, batch)
-    whole = runnable(defense).resolve(task, batch.size)
-    _check_task_kept(whole, task, batch)
-    _check_releases(whole, task, batch)
-    _check_privacy(whole, task, batch)
+    _DefenseContract(task, batch).check(defense)
 
 
 def runnable(defense: Defense) -> Chain:
@@ -88,82 +90,321 @@ def runnable(defense: Defense) -> Chain:
     return chain(defense)
 
 
-def _check_link(link: Defense, task: Task, batch: Batch) -> None:
-    name = repr(link)
-    require(isinstance(link.guarantee, Guarantee), f"guarantee of {name} is not a Guarantee")
-    for unit in sorted(link.accepts):
-        update = _plain(link, unit, task, batch)
-        out = _check_transform(link, update, task, batch)
-        _check_imitate(link, update, out, name)
-        draws = [_run(link, update, task, batch, seed) for seed in range(FEW)]
-        if isinstance(out.law, Exact):
-            check_exact(draws, name)
-        if isinstance(out.law, Gaussian | Laplace):
-            draws += [_run(link, update, task, batch, seed) for seed in range(FEW, MANY)]
-        center = None if out.law.private else link.imitate(update.rows)
-        check_law(draws, center, name, promise=link.guarantee)
-        for value in (0.0, float("nan"), float("inf")):
-            _check_survives(link, update, value, task, batch)
+class _DefenseContract:
+    """The task and the batch on which defenses are checked."""
 
+    def __init__(self, task: Task, batch: Batch) -> None:
+        self.task = task
+        self.batch = batch
+        self.context = ClientContext(task, batch)
 
-def _plain(link: Defense, unit: Unit, task: Task, batch: Batch) -> Update:
-    """Rows of a unit before any defense; bounded to 1 if the link needs a bound."""
-    if unit is Unit.EXAMPLE:
-        rows = example_gradients(task, batch.inputs, batch.labels)
-        examples: tuple[int, ...] = (1,) * batch.size
-    else:
-        row = local_update(task, batch.inputs, batch.labels)
-        count = link.cohort_size if unit is Unit.CLIENT else 1
-        # Clients differ: equal rows would hide that a link mixes them up.
-        rows = torch.stack([row * (1 + i) for i in range(count)])
-        examples = (batch.size,) * count
-    rows = rows.detach()
-    if not link.needs_bound:
-        return Update(rows, unit, examples)
-    return Update(rows / rows.norm(dim=1, keepdim=True).clamp_min(1), unit, examples, bound=1.0)
+    def check(self, defense: Defense) -> None:
+        """Every link alone, and the defense in whole rounds."""
+        for link in defense.links if isinstance(defense, Chain) else (defense,):
+            check_settings(link, repr(link))
+            check_repr(link, repr(link))
+            self._check_link(link.resolve(self.task, self.batch.size))
+        whole = runnable(defense).resolve(self.task, self.batch.size)
+        self._check_task_kept(whole)
+        self._check_releases(whole)
+        self._check_privacy(whole)
 
+    def _check_link(self, link: Defense) -> None:
+        """One link alone, on rows of every unit that it accepts."""
+        name = repr(link)
+        require(isinstance(link.guarantee, Guarantee), f"guarantee of {name} is not a Guarantee")
+        for unit in sorted(link.accepts):
+            update = self._plain(link, unit)
+            out = self._check_transform(link, update)
+            _check_imitate(link, update, out, name)
+            center = None if out.law.private else link.imitate(update.rows)
+            draw = partial(self._transformed, link, update)
+            _check_draws(draw, center, name, promise=link.guarantee)
+            for value in (0.0, float("nan"), float("inf")):
+                self._check_survives(link, update, value)
+            # Noise that depends on the batch has assumptions of its own.
+            if link.continuous and not link.data_dependent_law:
+                self._check_continuous(link, update)
 
-def _run(
-    link: Defense, update: Update, task: Task, batch: Batch, seed: int, *, server: bool = False
-) -> Update:
-    context = None if server else ClientContext(task, batch)
-    source = stream(seed, "contract", "link")
-    return link.transform(update, link.init(task), context, source)[0]
-
-
-def _check_transform(link: Defense, update: Update, task: Task, batch: Batch) -> Update:
-    name = repr(link)
-    unchanged = Unchanged(task, batch, update.rows, update.mask)
-    out = _run(link, update, task, batch, 0)
-    unchanged.check(name)
-    unit = link.returns(update.unit)
-    require(unit >= update.unit, f"{name} turns rows of a {update.unit.noun} into finer ones")
-    require(
-        out.unit is unit,
-        f"{name} returns rows of unit {out.unit.noun}, but `returns` says {unit.noun}",
-    )
-    count = len(update.rows) if unit is update.unit else 1
-    shape = (count, update.rows.shape[1])
-    require(
-        tuple(out.rows.shape) == shape,
-        f"{name} returns rows of shape {tuple(out.rows.shape)}; one row a {unit.noun} is {shape}",
-    )
-    require(out.rows.dtype == update.rows.dtype, f"{name} returns rows of type {out.rows.dtype}")
-    require(
-        sum(out.examples) == sum(update.examples) and len(out.examples) == count,
-        f"{name} returns rows of {out.examples} examples, from {update.examples}",
-    )
-    _check_mask(out, name)
-    again = _run(link, update, task, batch, 0)
-    same = same_bits(out.rows, again.rows) and same_bits(out.mask, again.mask)
-    require(same, f"{name} gives another update from the same source")
-    if not link.uses_context:
-        at_server = _run(link, update, task, batch, 0, server=True)
-        require(
-            same_bits(out.rows, at_server.rows),
-            f"{name} gives another update without a context; declare uses_context = True",
+    def _plain(self, link: Defense, unit: Unit) -> Update:
+        """Rows of a unit before any defense; bounded to 1 if the link needs a bound."""
+        batch = self.batch
+        if unit is Unit.EXAMPLE:
+            rows = example_gradients(self.task, batch.inputs, batch.labels)
+            examples: tuple[int, ...] = (1,) * batch.size
+        else:
+            row = local_update(self.task, batch.inputs, batch.labels)
+            count = link.cohort_size if unit is Unit.CLIENT else 1
+            # Clients differ: equal rows would hide that a link mixes them up.
+            rows = torch.stack([row * (1 + i) for i in range(count)])
+            examples = (batch.size,) * count
+        rows = rows.detach()
+        if not link.needs_bound:
+            return Update(rows, unit, examples)
+        return Update(
+            rows / rows.norm(dim=1, keepdim=True).clamp_min(1),
+            unit,
+            examples,
+            bound=1.0,
         )
-    return out
+
+    def _transformed(self, link: Defense, update: Update, seed: int) -> Update:
+        source = stream(seed, "contract", "link")
+        return link.transform(update, link.init(self.task), self.context, source)[0]
+
+    def _check_transform(self, link: Defense, update: Update) -> Update:
+        name = repr(link)
+        unchanged = Unchanged(self.task, self.batch, update.rows, update.mask)
+        out = self._transformed(link, update, 0)
+        unchanged.check(name)
+        unit = link.returns(update.unit)
+        require(unit >= update.unit, f"{name} turns rows of a {update.unit.noun} into finer ones")
+        require(
+            out.unit is unit,
+            f"{name} returns rows of unit {out.unit.noun}, but `returns` says {unit.noun}",
+        )
+        count = len(update.rows) if unit is update.unit else 1
+        shape = (count, update.rows.shape[1])
+        require(
+            out.rows.shape == shape,
+            f"{name} returns rows of shape {tuple(out.rows.shape)}; one row a {unit.noun} is "
+            f"{shape}",
+        )
+        dtype = out.rows.dtype
+        require(dtype == update.rows.dtype, f"{name} returns rows of type {dtype}")
+        require(
+            sum(out.examples) == sum(update.examples) and len(out.examples) == count,
+            f"{name} returns rows of {out.examples} examples, from {update.examples}",
+        )
+        _check_mask(out, name)
+        again = self._transformed(link, update, 0)
+        same = same_bits(out.rows, again.rows) and same_bits(out.mask, again.mask)
+        require(same, f"{name} gives another update from the same source")
+        if not link.uses_context:
+            source = stream(0, "contract", "link")
+            at_server, _ = link.transform(update, link.init(self.task), None, source)
+            require(
+                same_bits(out.rows, at_server.rows),
+                f"{name} gives another update without a context; declare uses_context = True",
+            )
+        return out
+
+    def _check_continuous(self, link: Defense, update: Update) -> None:
+        """No jump on the way to other rows, under one source: its steepest place is bisected.
+
+        Coordinates that are withheld at either end do not count: fewer of them tell no more.
+        """
+        away = normal(update.rows.shape, stream(0, "contract", "away")).to(update.rows)
+        away = away * update.rows.norm() / away.norm()
+
+        def sent(part: float) -> Update:
+            return self._transformed(link, replace(update, rows=update.rows + part * away), 0)
+
+        def change(one: Update, other: Update) -> float:
+            apart = (one.rows - other.rows).abs()
+            for own in (one.mask, other.mask):
+                apart = apart if own is None else apart * own
+            return float(apart.max())
+
+        ends = [(place / PLACES, sent(place / PLACES)) for place in range(PLACES + 1)]
+        steepest = max(pairwise(ends), key=lambda pair: change(pair[0][1], pair[1][1]))
+        (low, first), (high, last) = steepest
+        before = change(first, last)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            between = sent(middle)
+            if change(first, between) > change(between, last):
+                high = middle
+                last = between
+            else:
+                low = middle
+                first = between
+        require(
+            change(first, last) <= JUMP * before,
+            f"the output of {link!r} jumps by {change(first, last):.3g} where its input changes by "
+            "nearly nothing, so bounds from derivatives do not hold behind it; declare continuous "
+            "= False",
+        )
+
+    def _check_survives(
+        self,
+        link: Defense,
+        update: Update,
+        value: float,
+    ) -> None:
+        rows = torch.full_like(update.rows, value)
+        try:
+            out = self._transformed(link, replace(update, rows=rows), 0)
+            if out.unit is Unit.CLIENT and len(out.rows) == 1:
+                link.infer(self.task, out)
+        except Exception as error:
+            raise ContractError(f"{link!r} crashes on an update of {value}: {error!r}") from error
+        if value == 0:
+            finite = out.rows.isfinite().all()
+            require(finite, f"{link!r} turns an update of zeros into one that is not finite")
+
+    def _check_task_kept(self, whole: Chain) -> None:
+        name = repr(whole)
+        batch = self.batch
+        unchanged = Unchanged(self.task, batch)
+        prepared = whole.prepare(self.task, stream(0, "contract", "prepare"))
+        require(isinstance(prepared, Task), f"prepare of {name} returns no Task")
+        local_update(prepared, batch.inputs, batch.labels)
+        unchanged.check(f"prepare of {name}")
+        again = whole.prepare(self.task, stream(0, "contract", "prepare"))
+        same = same_bits(*(local_update(t, batch.inputs, batch.labels) for t in (prepared, again)))
+        require(same, f"prepare of {name} gives another task from the same source")
+
+    def _check_releases(self, whole: Chain) -> None:
+        """The declared distribution over whole rounds: prepare, gradients, every link."""
+        name = repr(whole)
+        batch = self.batch
+        clients = [batch] * whole.cohort_size
+
+        def draw(seed: int) -> Update:
+            sources = [stream(seed, "contract", "round", i) for i in range(len(clients) + 1)]
+            return play(self.task, clients, whole, sources).update
+
+        first = draw(0)
+        unchanged = Unchanged(self.task, batch, first.rows)
+        inferred = whole.infer(self.task, first)
+        unchanged.check(f"infer of {name}")
+        center = None
+        if not first.law.private:
+            inputs = torch.cat([batch.inputs] * len(clients))
+            labels = torch.cat([batch.labels] * len(clients))
+            cohort = (batch.size,) * len(clients)
+            center = simulate(
+                inferred,
+                inputs,
+                labels,
+                cohort=cohort,
+                defense=whole,
+            ).detach()
+            if isinstance(first.law, Exact) and first.mask is None:
+                _check_same(first, center, name)
+        _check_draws(draw, center, name, promise=whole.guarantee)
+
+    def _check_privacy(self, whole: Chain) -> None:
+        """Every link that promises differential privacy has the basis of its promise.
+
+        Neighbors differ in one row, which is zero in one of them (add or remove at a fixed
+        divisor).
+        """
+        whole = whole.resolve(self.task, self.batch.size)
+        for at, link in enumerate(whole.links):
+            if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY:
+                upto = Chain(whole.links[: at + 1])
+                clients = self._plain_rows(upto)
+                self._check_noise(upto, self._check_bound(upto, clients), clients)
+
+    def _plain_rows(self, upto: Chain) -> list[Tensor]:
+        """The rows of each client before any defense."""
+        inputs = self.batch.inputs
+        labels = self.batch.labels
+        if upto.starts is Unit.EXAMPLE:
+            rows = example_gradients(self.task, inputs, labels)
+        else:
+            rows = local_update(self.task, inputs, labels)[None]
+        plain = [rows.detach().double()] * upto.cohort_size
+        return (
+            plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]
+        )  # the last has least to mix
+
+    def _released(
+        self,
+        links: Chain,
+        clients: list[Tensor],
+        unit: Unit,
+    ) -> Update:
+        """The update of fixed plain rows of a unit under fixed streams."""
+        client, cohort = links.sides
+        updates = []
+        for i, rows in enumerate(clients):
+            examples = (1 if unit is Unit.EXAMPLE else self.batch.size,) * len(rows)
+            source = stream(0, "contract", "neighbor", i)
+            update = Update(rows, unit, examples)
+            state = client.init(self.task)
+            updates.append(client.transform(update, state, self.context, source)[0])
+        if not cohort.links:
+            return updates[0]
+        source = stream(0, "contract", "neighbor", "cohort")
+        return cohort.transform(Update.stack(updates), cohort.init(self.task), None, source)[0]
+
+    def _check_bound(self, upto: Chain, clients: list[Tensor]) -> float:
+        """No row, at any scale and direction, moves the release by more than the declared bound."""
+        name = f"{upto.links[-1]!r} promises differential privacy, but"
+        bound = self._released(upto, clients, upto.starts).bound
+        if bound is None:
+            raise ContractError(f"{name} declares no bound on what one example adds")
+        require(0 < bound < float("inf"), f"{name} its bound is {bound}")
+        ends = sorted({0, len(clients) - 1})
+        for who, neighbors in ((i, pair) for i in ends for pair in _neighbors(clients[i])):
+            with_row, without = (
+                self._released(upto, [*clients[:who], rows, *clients[who + 1 :]], upto.starts)
+                for rows in neighbors
+            )
+            require(
+                with_row.bound == without.bound == bound,
+                f"{name} its bound depends on the data and leaks information about them",
+            )
+            change = float((with_row.rows - without.rows).norm(dim=1).max())
+            rounding = 1e-9 * float(without.rows.abs().max())
+            require(
+                change <= bound * (1 + 1e-6) + rounding,
+                f"{name} one example moves the release by {change:.4g}, above its bound "
+                f"{bound:.4g}",
+            )
+        return bound
+
+    def _check_noise(
+        self,
+        upto: Chain,
+        bound: float,
+        clients: list[Tensor],
+    ) -> None:
+        """The last link's own noise has a true distribution, at least `noise_multiplier` times the
+        bound.
+        """
+        link = upto.links[-1]
+        name = f"{link!r} promises differential privacy, but"
+        before = self._released(Chain(upto.links[:-1]), clients, upto.starts)
+        # Noise of links before it counts as part of the rows: this link's own noise must suffice.
+        update = replace(before, law=Exact(), mask=None)
+        context = None if update.unit is Unit.COHORT else self.context
+        state = link.init(self.task)
+        draws = [
+            link.transform(update, state, context, stream(seed, "contract", "noise"))[0]
+            for seed in range(MANY)
+        ]
+        law = draws[0].law
+        require(isinstance(law, Gaussian | Laplace), f"{name} its declared noise is {law}")
+        check_law(draws, link.imitate(update.rows), repr(link))
+        wanted = float(getattr(link, "noise_multiplier", 0.0)) * bound
+        least = float(spread(draws[0]).min())
+        require(
+            least > 0 and least >= wanted * (1 - 1e-6),
+            f"{name} its noise has standard deviation {least:.4g}, below noise_multiplier times "
+            f"its bound, {wanted:.4g}",
+        )
+
+
+def _check_draws(
+    draw: Callable[[int], Update],
+    center: Tensor | None,
+    name: str,
+    *,
+    promise: Guarantee,
+) -> None:
+    """Releases by seeds 0, 1, ... have the masks and the distribution that they declare."""
+    draws = [draw(seed) for seed in range(FEW)]
+    for one in draws:
+        _check_mask(one, name)
+    if isinstance(draws[0].law, Exact):
+        check_exact(draws, name)
+    if isinstance(draws[0].law, Gaussian | Laplace):
+        draws += [draw(seed) for seed in range(FEW, MANY)]
+    check_law(draws, center, name, promise=promise)
 
 
 def _check_mask(out: Update, name: str) -> None:
@@ -173,151 +414,51 @@ def _check_mask(out: Update, name: str) -> None:
         out.mask.shape == out.rows.shape and out.mask.dtype == torch.bool,
         f"{name} has a mask that is not a boolean for every coordinate of every row",
     )
-    silent = bool((out.rows[~out.mask] == 0).all())
+    silent = (out.rows[~out.mask] == 0).all()
     require(silent, f"{name} sends coordinates that its mask declares withheld")
 
 
-def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> None:
+def _check_imitate(
+    link: Defense,
+    update: Update,
+    out: Update,
+    name: str,
+) -> None:
     # Also at 0, where norms and quotients may have no derivative.
     for start in (update.rows, torch.zeros_like(update.rows)):
         rows = start.clone().requires_grad_()
-        guess = link.imitate(rows)
+        imitated = link.imitate(rows)
         require(
-            guess.shape == out.rows.shape,
-            f"imitate of {name} gives shape {tuple(guess.shape)}, transform gives "
+            imitated.shape == out.rows.shape,
+            f"imitate of {name} gives shape {tuple(imitated.shape)}, transform gives "
             f"{tuple(out.rows.shape)}",
         )
-        require(guess.requires_grad, f"imitate of {name} is not differentiable")
-        (slope,) = torch.autograd.grad(guess.sum(), rows)
-        require(
-            bool(slope.isfinite().all()), f"imitate of {name} has a derivative that is not finite"
-        )
+        require(imitated.requires_grad, f"imitate of {name} is not differentiable")
+        (slope,) = torch.autograd.grad(imitated.sum(), rows)
+        finite = slope.isfinite().all()
+        require(finite, f"imitate of {name} has a derivative that is not finite")
     if isinstance(out.law, Exact) and not link.uses_context:
         _check_same(out, link.imitate(update.rows), name)
 
 
-def _check_same(out: Update, guess: Tensor, name: str) -> None:
+def _check_same(out: Update, imitated: Tensor, name: str) -> None:
     """`imitate` gives the release, or at least its signs if that has few values."""
     shown = _shown(out)
     seen = out.rows[shown]
-    guess = guess.detach()[shown]
+    imitated = imitated.detach()[shown]
+    same: object
     if len(seen) and len(torch.unique(seen)) < len(seen) / 4:
-        same = bool((seen.sign() == guess.sign())[seen != 0].all())
+        same = (seen.sign() == imitated.sign())[seen != 0].all()
     else:
         tolerance = 1e-9 if seen.dtype == torch.float64 else 1e-4
         scale = float(seen.abs().max()) if len(seen) else 0.0
-        same = torch.allclose(seen, guess, rtol=tolerance, atol=tolerance * scale)
+        same = torch.allclose(
+            seen,
+            imitated,
+            rtol=tolerance,
+            atol=tolerance * scale,
+        )
     require(same, f"imitate of {name} is not what it releases, though its release is exact")
-
-
-def _check_survives(link: Defense, update: Update, value: float, task: Task, batch: Batch) -> None:
-    rows = torch.full_like(update.rows, value)
-    try:
-        out = _run(link, replace(update, rows=rows), task, batch, 0)
-        if out.unit is Unit.CLIENT and len(out.rows) == 1:
-            link.infer(task, out)
-    except Exception as error:
-        raise ContractError(f"{link!r} crashes on an update of {value}: {error!r}") from error
-    if value == 0:
-        finite = bool(out.rows.isfinite().all())
-        require(finite, f"{link!r} turns an update of zeros into one that is not finite")
-
-
-def _check_task_kept(whole: Chain, task: Task, batch: Batch) -> None:
-    name = repr(whole)
-    unchanged = Unchanged(task, batch)
-    prepared = whole.prepare(task, stream(0, "contract", "prepare"))
-    require(isinstance(prepared, Task), f"prepare of {name} returns no Task")
-    local_update(prepared, batch.inputs, batch.labels)
-    unchanged.check(f"prepare of {name}")
-    again = whole.prepare(task, stream(0, "contract", "prepare"))
-    same = same_bits(*(local_update(t, batch.inputs, batch.labels) for t in (prepared, again)))
-    require(same, f"prepare of {name} gives another task from the same source")
-
-
-def _check_releases(whole: Chain, task: Task, batch: Batch) -> None:
-    """The declared distribution over whole rounds: prepare, gradients, every link."""
-    name = repr(whole)
-    draws = _rounds(whole, task, batch, range(FEW))
-    first = draws[0]
-    for draw in draws:
-        _check_mask(draw, name)
-    unchanged = Unchanged(task, batch, first.rows)
-    inferred = whole.infer(task, first)
-    unchanged.check(f"infer of {name}")
-    if isinstance(first.law, Exact):
-        check_exact(draws, name)
-    if isinstance(first.law, Gaussian | Laplace):
-        draws += _rounds(whole, task, batch, range(FEW, MANY))
-    center = None
-    if not first.law.private:
-        inputs = batch.inputs.repeat(whole.cohort_size, *[1] * (batch.inputs.ndim - 1))
-        labels = torch.cat([batch.labels] * whole.cohort_size)
-        cohort = (batch.size,) * whole.cohort_size
-        center = simulate(inferred, inputs, labels, cohort=cohort, defense=whole).detach()
-        if isinstance(first.law, Exact) and first.mask is None:
-            _check_same(first, center, name)
-    check_law(draws, center, name, promise=whole.guarantee)
-
-
-def _rounds(whole: Chain, task: Task, batch: Batch, seeds: Sequence[int]) -> list[Update]:
-    clients = [batch] * whole.cohort_size
-    found = []
-    for seed in seeds:
-        sources = [stream(seed, "contract", "round", i) for i in range(len(clients) + 1)]
-        found.append(play(task, clients, whole, sources).update)
-    return found
-
-
-def _check_privacy(whole: Chain, task: Task, batch: Batch) -> None:
-    """Every link that promises differential privacy has the basis of its promise.
-
-    Neighbors differ in one row, which is zero in one of them (add or remove at a fixed divisor).
-    """
-    whole = whole.resolve(task, batch.size)
-    for at, link in enumerate(whole.links):
-        if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY:
-            upto = Chain(whole.links[: at + 1])
-            clients = _plain_rows(upto, task, batch)
-            bound = _check_bound(upto, link, clients, task, batch)
-            _check_noise(upto, link, bound, clients, task, batch)
-
-
-def _plain_rows(upto: Chain, task: Task, batch: Batch) -> list[Tensor]:
-    if upto.starts is Unit.EXAMPLE:
-        rows = example_gradients(task, batch.inputs, batch.labels)
-    else:
-        rows = local_update(task, batch.inputs, batch.labels)[None]
-    plain = [rows.detach().double()] * upto.cohort_size
-    return plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]  # the last has least to mix
-
-
-def _check_bound(
-    upto: Chain, link: Defense, clients: list[Tensor], task: Task, batch: Batch
-) -> float:
-    """No row, at any scale and direction, moves the release by more than the declared bound."""
-    name = f"{link!r} promises differential privacy, but"
-    bound = _released(upto, clients, task, batch).bound
-    if bound is None:
-        require(False, f"{name} declares no bound on what one example adds")
-        # Not reached: it says so to the type checker.
-        raise AssertionError
-    require(0 < bound < float("inf"), f"{name} its bound is {bound}")
-    ends = sorted({0, len(clients) - 1})
-    for who, rows in ((i, rows) for i in ends for rows in _neighbors(clients[i])):
-        others = clients[:who], clients[who + 1 :]
-        pair = [_released(upto, [*others[0], own, *others[1]], task, batch) for own in rows]
-        require(
-            all(u.bound == bound for u in pair),
-            f"{name} its bound depends on the data and leaks information about them",
-        )
-        change = float((pair[0].rows - pair[1].rows).norm(dim=1).max())
-        rounding = 1e-9 * float(pair[1].rows.abs().max())
-        require(
-            change <= bound * (1 + 1e-6) + rounding,
-            f"{name} one example moves the release by {change:.4g}, above its bound {bound:.4g}",
-        )
-    return bound
 
 
 def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -336,59 +477,16 @@ def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
                 yield with_row, without
 
 
-def _check_noise(
-    upto: Chain, link: Defense, bound: float, clients: list[Tensor], task: Task, batch: Batch
-) -> None:
-    """The link's own noise has a true distribution, at least `noise_multiplier` times the bound."""
-    name = f"{link!r} promises differential privacy, but"
-    before = Chain(upto.links[:-1])
-    # Noise of links before it counts as part of the rows: this link's own noise must suffice.
-    given = replace(
-        _released(before, clients, task, batch, unit=upto.starts), law=Exact(), mask=None
-    )
-    context = None if given.unit is Unit.COHORT else ClientContext(task, batch)
-    state = link.init(task)
-    draws = [
-        link.transform(given, state, context, stream(seed, "contract", "noise"))[0]
-        for seed in range(MANY)
-    ]
-    law = draws[0].law
-    require(isinstance(law, Gaussian | Laplace), f"{name} its declared noise is {law}")
-    check_law(draws, link.imitate(given.rows), repr(link))
-    wanted = float(getattr(link, "noise_multiplier", 0.0)) * bound
-    least = float(spread(draws[0]).min())
-    require(
-        least > 0 and least >= wanted * (1 - 1e-6),
-        f"{name} its noise has standard deviation {least:.4g}, below noise_multiplier times its "
-        f"bound, {wanted:.4g}",
-    )
-
-
-def _released(
-    links: Chain, clients: list[Tensor], task: Task, batch: Batch, *, unit: Unit | None = None
-) -> Update:
-    """The update of fixed plain rows under fixed streams."""
-    client, cohort = links.sides
-    unit = links.starts if unit is None else unit
-    context = ClientContext(task, batch)
-    updates = []
-    for i, rows in enumerate(clients):
-        examples = (1,) * len(rows) if unit is Unit.EXAMPLE else (batch.size,)
-        source = stream(0, "contract", "neighbor", i)
-        update = Update(rows, unit, examples)
-        updates.append(client.transform(update, client.init(task), context, source)[0])
-    if not cohort.links:
-        return updates[0]
-    source = stream(0, "contract", "neighbor", "cohort")
-    return cohort.transform(Update.stack(updates), cohort.init(task), None, source)[0]
-
-
 MOST = 400
 """Coordinates on which a distribution is checked; evenly spread ones for wider updates."""
 
 
 def check_law(
-    draws: list[Update], center: Tensor | None, name: str, *, promise: Guarantee | None = None
+    draws: list[Update],
+    center: Tensor | None,
+    name: str,
+    *,
+    promise: Guarantee | None = None,
 ) -> None:
     """Draws of one release by independent streams have the distribution that they declare.
 
@@ -408,9 +506,9 @@ def check_law(
         return
     _check_spread(residual, seen, law, name, centered=center is None)
     shape = scipy.stats.norm if isinstance(law, Gaussian) else scipy.stats.laplace(scale=0.5**0.5)
-    found = scipy.stats.kstest(residual[seen].numpy(), shape.cdf)
+    fit = scipy.stats.kstest(residual[seen].numpy(), shape.cdf)
     word = type(law).__name__
-    require(found.pvalue > CHANCE, f"{name} declares {word} noise, but its shape is another")
+    require(fit.pvalue > CHANCE, f"{name} declares {word} noise, but its shape is another")
     _check_independence(residual, name)
     if center is not None:
         shift = (residual.sum(0) / seen.sum(0).double().sqrt()).square().sum()
@@ -448,7 +546,11 @@ def _shown(update: Update) -> Tensor:
     return torch.ones_like(update.rows, dtype=torch.bool) if update.mask is None else update.mask
 
 
-def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+def _standard(
+    draws: list[Update],
+    center: Tensor | None,
+    name: str,
+) -> tuple[Tensor, Tensor]:
     """(draws, coordinates) residuals over declared standard deviations, 0 where not `seen`."""
     rows = torch.stack([draw.rows.detach().double().cpu() for draw in draws])
     seen = torch.stack([_shown(draw).cpu() for draw in draws])
@@ -463,7 +565,7 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
     still = (std == 0) & seen
     tiny = 1e-5 * rows.abs().amax() + 1e-12
     require(
-        bool((rest[still].abs() <= tiny).all()),
+        (rest[still].abs() <= tiny).all(),
         f"{name} declares no noise on coordinates that have some",
     )
     seen = (seen & (std > 0)).flatten(1)
@@ -479,7 +581,12 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
 
 
 def _check_spread(
-    residual: Tensor, seen: Tensor, law: Gaussian | Laplace, name: str, *, centered: bool
+    residual: Tensor,
+    seen: Tensor,
+    law: Gaussian | Laplace,
+    name: str,
+    *,
+    centered: bool,
 ) -> None:
     """The variance is 1: pooled, and of every coordinate separately."""
     # The fourth moment sets how far a sample's variance strays.

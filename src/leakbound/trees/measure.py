@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +73,17 @@ class TreeMeasure:
     @property
     def shares(self) -> dict[str, Share]:
         """All shares by what they say."""
-        pinned = None if self.pinned is None else {UPDATE: self.pinned}
-        found = {"thresholds that are values": self.thresholds, "rows alone in a leaf": self.alone}
-        for what, shares in (
-            ("values that are thresholds", self.distinct),
-            ("entries pinned", pinned),
-            ("entries known", self.entries),
-            ("rows known", self.rows),
-        ):
-            found |= {f"{what}, {name}": share for name, share in (shares or {}).items()}
-        return found
+        groups = {
+            "values that are thresholds": self.distinct,
+            "entries pinned": {UPDATE: self.pinned} if self.pinned else {},
+            "entries known": self.entries or {},
+            "rows known": self.rows or {},
+        }
+        return {
+            "thresholds that are values": self.thresholds,
+            "rows alone in a leaf": self.alone,
+            **{f"{what}, {who}": part for what, g in groups.items() for who, part in g.items()},
+        }
 
 
 def measured(
@@ -108,20 +109,20 @@ def measured(
     """
     held = revealed._rows(rows)
     values = [np.unique(column[~np.isnan(column)]) for column in held.T]
-    models = {GLOBAL: revealed.before, UPDATE: (*revealed.before, *revealed.trees)}
-    models = {name: own for name, own in models.items() if own}
+    models = {GLOBAL: revealed.before} if revealed.before else {}
+    models[UPDATE] = (*revealed.before, *revealed.trees)
     distinct = {
-        name: Share(_hits(thresholds_of(own), values), sum(map(len, values)))
-        for name, own in models.items()
+        name: Share(_hits(thresholds_of(trees), values), sum(map(len, values)))
+        for name, trees in models.items()
     }
     alone = np.zeros(len(held), bool)
     for leaf in revealed.leaves(held).T:
         alone |= np.bincount(leaf)[leaf] == 1
-    own = revealed.thresholds
-    thresholds = Share(_hits(own, values), sum(map(len, own.values())))
-    first = thresholds, distinct, _share(alone)
+    splits = revealed.thresholds
+    thresholds = Share(_hits(splits, values), sum(map(len, splits.values())))
+    measure = TreeMeasure(thresholds, distinct, _share(alone))
     if public is None:
-        return TreeMeasure(*first)
+        return measure
     others = revealed._rows(public).astype(np.float64)
     columns = [np.sort(column[~np.isnan(column)]) for column in others.T]
     if not all(map(len, columns)):
@@ -131,31 +132,41 @@ def measured(
     known = {PRIOR: (np.full(held.shape, -np.inf), np.full(held.shape, np.inf))}
     for name in models:
         known[name] = revealed.brackets(held, update=name == UPDATE)
-    guessed = {name: _guesses(columns, whole, tau, *edges) for name, edges in known.items()}
-    # The rows are 32-bit floats: an error of exactly the tolerance may round to above it.
-    right = {name: np.abs(own - held) <= tau * (1 + 1e-6) for name, (own, _) in guessed.items()}
-    return TreeMeasure(
-        *first,
-        _share(guessed[UPDATE][1]),
-        {name: _share(own) for name, own in right.items()},
+    entries = {}
+    known_rows = {}
+    for name, edges in known.items():
+        guess, pinned = _guesses(columns, whole, tau, *edges)
+        # The rows are 32-bit floats: an error of exactly the tolerance may round to above it.
+        right = np.abs(guess - held) <= tau * (1 + 1e-6)
+        entries[name] = _share(right)
         # A mean of 9 of 10 may round to just below 0.9.
-        {name: _share(own.mean(1) >= ROW - 1e-9) for name, own in right.items()},
+        known_rows[name] = _share(right.mean(1) >= ROW - 1e-9)
+    # The update comes last.
+    return replace(
+        measure,
+        pinned=_share(pinned),
+        entries=entries,
+        rows=known_rows,
     )
 
 
 def _hits(thresholds: dict[int, Floats], values: list[Floats]) -> int:
-    return sum(int(np.isin(own, values[j]).sum()) for j, own in thresholds.items())
+    return sum(int(np.isin(limits, values[j]).sum()) for j, limits in thresholds.items())
 
 
 def _share(hits: NDArray[np.bool_]) -> Share:
     return Share(int(hits.sum()), hits.size)
 
 
-def _tolerances(columns: list[Values], whole: list[bool], given: ArrayLike | None) -> Values:
-    if given is None:
+def _tolerances(
+    columns: list[Values],
+    whole: list[bool],
+    tolerance: ArrayLike | None,
+) -> Values:
+    if tolerance is None:
         spread = [np.subtract(*np.percentile(c, (75, 25))) / 1.349 or c.std() for c in columns]
         return np.where(whole, INTEGER, NEAR * np.array(spread))
-    tau = np.asarray(given, dtype=np.float64)
+    tau = np.asarray(tolerance, dtype=np.float64)
     if tau.shape != (len(columns),) or not (np.isfinite(tau) & (tau >= 0)).all():
         raise ValueError(
             f"tolerance has shape {tau.shape}; give {len(columns)} finite numbers of at least 0, "
@@ -165,7 +176,11 @@ def _tolerances(columns: list[Values], whole: list[bool], given: ArrayLike | Non
 
 
 def _guesses(
-    columns: list[Values], whole: list[bool], tau: Values, low: Any, high: Any
+    columns: list[Values],
+    whole: list[bool],
+    tau: Values,
+    low: Any,
+    high: Any,
 ) -> tuple[Values, NDArray[np.bool_]]:
     """The best guess in each bracket (n, m), and which brackets are pinned."""
     guess = np.empty(low.shape)
@@ -174,7 +189,7 @@ def _guesses(
         distinct, counts = np.unique(public, return_counts=True)
         brackets = np.stack([low[:, j], high[:, j]], 1).astype(np.float64)
         edges, place = np.unique(brackets, axis=0, return_inverse=True)
-        found = []
+        guesses = []
         for lo, hi in edges.tolist():
             first, last = np.searchsorted(distinct, (lo, hi))
             inside = public[slice(*np.searchsorted(public, (lo, hi)))]
@@ -186,8 +201,8 @@ def _guesses(
                 mode = distinct[first:last][counts[first:last].argmax()]
                 best = mode if whole[j] else np.median(inside)
             width = min(hi, public[-1]) - max(lo, public[0])
-            found.append((best, last - first <= 1 if whole[j] else width <= 2 * tau[j]))
-        best, tight = zip(*found, strict=True)
+            guesses.append((best, last - first <= 1 if whole[j] else width <= 2 * tau[j]))
+        best, tight = zip(*guesses, strict=True)
         guess[:, j] = np.array(best)[place.ravel()]
         pinned[:, j] = np.array(tight)[place.ravel()]
     return guess, pinned
@@ -210,10 +225,10 @@ def load_rows(path: Path | str, model: TreeModel) -> Values:
     files.check_regular(path, "rows")
     if path.suffix in (".npz", ".safetensors"):
         named, _ = tensors.read(path)
-        found = [named[key] for key in ("rows", "inputs") if key in named] or [*named.values()]
-        if len(found) != 1 or found[0].dim() != 2:
+        matrices = [named[key] for key in ("rows", "inputs") if key in named] or [*named.values()]
+        if len(matrices) != 1 or matrices[0].dim() != 2:
             raise ValueError(f"{str(path)!r} holds {sorted(named)[:9]}; give one matrix `rows`")
-        return np.asarray(found[0].double().numpy())
+        return np.asarray(matrices[0].double().numpy())
     parts = []
     try:
         with rows.opened(path) as table:

@@ -74,7 +74,12 @@ class Tree:
         parent[self.left[self.inner]] = parent[self.right[self.inner]] = self.inner
         return parent
 
-    def descend(self, rows: Floats, low: Floats | None = None, high: Floats | None = None) -> Any:
+    def descend(
+        self,
+        rows: Floats,
+        low: Floats | None = None,
+        high: Floats | None = None,
+    ) -> Any:
         """(n,) the leaf of each row (n, m); narrows brackets low <= value < high (n, m) in place.
 
         A value that is missing narrows nothing.
@@ -89,24 +94,24 @@ class Tree:
             known = ~np.isnan(held)
             goes_left = np.where(known, held < limit, self.default_left[at])
             if low is not None and high is not None:
-                for own, edge, narrow in ((goes_left, high, np.fmin), (~goes_left, low, np.fmax)):
-                    place = active[own & known], column[own & known]
-                    edge[place] = narrow(edge[place], limit[own & known])
+                for side, edge, narrow in ((goes_left, high, np.fmin), (~goes_left, low, np.fmax)):
+                    place = active[side & known], column[side & known]
+                    edge[place] = narrow(edge[place], limit[side & known])
             node[active] = np.where(goes_left, self.left[at], self.right[at])
         return node
 
     def region(self, leaf: int) -> dict[int, tuple[float, float]]:
         """Of a leaf: low <= value < high for each feature on its path."""
-        found: dict[int, tuple[float, float]] = {}
+        limits: dict[int, tuple[float, float]] = {}
         while leaf:
             above = int(self._parent[leaf])
             column = int(self.feature[above])
             limit = float(self.threshold[above])
-            low, high = found.get(column, (-np.inf, np.inf))
+            low, high = limits.get(column, (-np.inf, np.inf))
             is_left = self.left[above] == leaf
-            found[column] = (low, min(high, limit)) if is_left else (max(low, limit), high)
+            limits[column] = (low, min(high, limit)) if is_left else (max(low, limit), high)
             leaf = above
-        return dict(sorted(found.items()))
+        return dict(sorted(limits.items()))
 
     def same(self, other: Tree) -> bool:
         """Whether both have the same splits and leaf values."""
@@ -168,12 +173,12 @@ def read(source: Path | str | bytes, *, most: int = MOST_BYTES) -> TreeModel:
     if content[:1] == b"{" and content[1:2] in b"LlIiUSmM":
         raise ValueError(f"{what} is UBJ, which is not read; {_AGAIN} or save_raw('json')")
     try:
-        found = json.loads(content)
+        parsed = json.loads(content)
     # Lists nested thousands deep, by accident or on purpose, exhaust the stack.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON ({str(error)[:80]}); {_AGAIN}") from None
     try:
-        return _list(found) if isinstance(found, list) else _model(found)
+        return _list(parsed) if isinstance(parsed, list) else _model(parsed)
     except _Damaged as error:
         raise ValueError(f"{what} {error}; {error.mend}") from None
 
@@ -229,12 +234,12 @@ def _count(table: Any, path: str) -> int:
     return int(_number(table, path, count=True))
 
 
-def _model(found: Any) -> TreeModel:
-    if (booster := _get(found, "learner.gradient_booster.name", str)) != "gbtree":
+def _model(parsed: Any) -> TreeModel:
+    if (booster := _get(parsed, "learner.gradient_booster.name", str)) != "gbtree":
         why, mend = _BOOSTERS.get(booster, ("and only gbtree is read", _GBTREE))
         raise _Damaged(f"has the booster {booster[:40]!r}, {why}", mend)
-    learner = found["learner"]
-    made = _get(found, "learner.gradient_booster.model", dict)
+    learner = parsed["learner"]
+    made = _get(parsed, "learner.gradient_booster.model", dict)
     trees = _get(made, "trees", list)
     features = _count(learner, "learner_model_param.num_feature")
     said = _count(made, "gbtree_model_param.num_trees")
@@ -242,7 +247,8 @@ def _model(found: Any) -> TreeModel:
     if not said == len(trees) == len(output):
         raise _Damaged(f"holds {len(trees)} trees, but says {said} (tree_info: {len(output)})")
     ends = _get(made, "iteration_indptr", list) if "iteration_indptr" in made else [0, 1]
-    whole = all(type(x) is int and 0 <= x <= len(trees) for x in (*output, *ends[: len(trees) + 1]))
+    numbers = (*output, *ends[: len(trees) + 1])
+    whole = all(type(x) is int and 0 <= x <= len(trees) for x in numbers)
     if not whole or (trees and len(ends) < 2):
         raise _Damaged("holds tree_info or iteration_indptr that are no numbers of trees")
     names = _get(learner, "feature_names", list) if "feature_names" in learner else []
@@ -250,12 +256,15 @@ def _model(found: Any) -> TreeModel:
         raise _Damaged(f"names {len(names)} features of {features}")
     # "5E-1"; since XGBoost 3.1 one number per output: "[5E-1]"
     scores = str(_get(learner, "learner_model_param.base_score", object)).strip("[]").split(",")
-    weight = 1.0
     path = "objective.reg_loss_param.scale_pos_weight"
-    if "reg_loss_param" in _get(learner, "objective", dict):
-        weight = _number(learner, path)
+    weighted = "reg_loss_param" in _get(learner, "objective", dict)
+    weight = _number(learner, path) if weighted else 1.0
     if not 1e-9 < weight < 1e9:
         raise _Damaged(f"holds {path} as {weight:g}, which weighs nothing")
+    # XGBoost estimated the base score: as the mean since version 3, by a step to it before.
+    version = parsed.get("version")
+    mean = isinstance(version, list) and bool(version) and version[0] in range(3, 100)
+    averaged = mean and learner["learner_model_param"].get("boost_from_average") == "1"
     return TreeModel(
         tuple(_tree(tree, f"has a tree {i} that", features) for i, tree in enumerate(trees)),
         features,
@@ -265,19 +274,12 @@ def _model(found: Any) -> TreeModel:
         weight,
         ends[1] if trees else 1,
         tuple(output),
-        averaged=weight == 1 and _is_averaged(found),
+        averaged=weight == 1 and averaged,
     )
 
 
-def _is_averaged(found: Any) -> bool:
-    """Whether XGBoost estimated the base score: the mean since version 3, a step to it before."""
-    version = found.get("version")
-    since = isinstance(version, list) and bool(version) and version[0] in range(3, 100)
-    return since and found["learner"]["learner_model_param"].get("boost_from_average") == "1"
-
-
-def _list(found: list[Any]) -> TreeModel:
-    trees = tuple(_tree(tree, f"has a tree {i} that", 2**31) for i, tree in enumerate(found))
+def _list(parsed: list[Any]) -> TreeModel:
+    trees = tuple(_tree(tree, f"has a tree {i} that", 2**31) for i, tree in enumerate(parsed))
     if not trees:
         raise _Damaged("is a list without trees")
     return TreeModel(trees, 1 + max(int(t.feature[t.inner].max(initial=0)) for t in trees))
@@ -291,33 +293,48 @@ def _tree(tree: Any, where: str, features: int) -> Tree:
             f"{where} has a vector in each leaf (multi_strategy multi_output_tree)",
             "train with multi_strategy one_output_per_tree",
         )
-    names = (*_NODES, *(name for name in _ADDED if name in tree))
-    arrays = {name: _array(tree, name, len(left), where) for name in names}
+    zeros = np.zeros(len(left))
+    arrays = {name: _array(tree, name, len(left), where) for name in _NODES}
+    for name in _ADDED:
+        arrays[name] = _array(tree, name, len(left), where) if name in tree else zeros
     for key, most in (("num_nodes", len(left)), ("size_leaf_vector", 1)):
         if "tree_param" in tree and (said := _count(tree, f"tree_param.{key}")) > most:
             raise _Damaged(f"{where} says {key} {said}; at most {most} is read")
-    order = _order(left, arrays["right_children"], where)
-    zeros = np.zeros(len(left))
+    right = arrays["right_children"]
+    order = _order(left, right, where)
     inner = order[left[order] >= 0]
-    feature = arrays["split_indices"]
-    if arrays.get("split_type", zeros)[inner].any():
+    if arrays["split_type"][inner].any():
         mend = "train with one-hot columns (enable_categorical=False)"
         raise _Damaged(f"{where} splits by categories, which is not read", mend)
-    used = feature[inner]
+    used = arrays["split_indices"][inner]
     if not ((used >= 0) & (used < features) & (used == np.floor(used))).all():
         raise _Damaged(f"{where} splits a feature that is none of {features}")
-    with np.errstate(over="ignore"):  # XGBoost has 32-bit floats
-        threshold, *others = (arrays[name].astype(np.float32) for name in _NODES[2:])
-    if not all(np.isfinite(values[order]).all() for values in (threshold, *others)):
-        raise _Damaged(f"{where} has a threshold, weight or sum_hessian that is no finite number")
+    feature = zeros.astype(np.int64)
+    feature[inner] = used
     value, weight, hessian = (arrays[name] for name in _NODES[2:])
-    children = left.astype(np.int64), arrays["right_children"].astype(np.int64)
-    own = np.where(np.isin(np.arange(len(left)), inner), feature, 0).astype(np.int64)
-    default_left = arrays.get("default_left", zeros) != 0
-    return Tree(own, threshold, *children, default_left, value, weight, hessian, order)
+    with np.errstate(over="ignore"):  # XGBoost has 32-bit floats
+        narrow = np.stack([value, weight, hessian]).astype(np.float32)
+    if not np.isfinite(narrow[:, order]).all():
+        raise _Damaged(f"{where} has a threshold, weight or sum_hessian that is no finite number")
+    return Tree(
+        feature,
+        narrow[0],
+        left.astype(np.int64),
+        right.astype(np.int64),
+        arrays["default_left"] != 0,
+        value,
+        weight,
+        hessian,
+        order,
+    )
 
 
-def _array(tree: Any, name: str, length: int | None, where: str) -> Doubles:
+def _array(
+    tree: Any,
+    name: str,
+    length: int | None,
+    where: str,
+) -> Doubles:
     if not isinstance(tree, Mapping) or not isinstance(tree.get(name), list):
         raise _Damaged(f"{where} has no list {name}")
     try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -81,7 +82,12 @@ class Revealed:
         """The distinct split thresholds of the client's trees by feature, sorted."""
         return thresholds_of(self.trees)
 
-    def brackets(self, rows: ArrayLike, *, update: bool = True) -> tuple[Floats, Floats]:
+    def brackets(
+        self,
+        rows: ArrayLike,
+        *,
+        update: bool = True,
+    ) -> tuple[Floats, Floats]:
         """The lowest and highest values (n, m) of rows (n, m), if the leaf of each row is known.
 
         The region of a row's leaf in every tree, intersected: low <= value < high. An auditor knows
@@ -162,14 +168,17 @@ def revealed(
         >>> revealed(read(json.dumps([tree]).encode())).thresholds[3].tolist()
         [41.0]
     """
-    own, start = _own_trees(after, before)
-    rate, strength = _rates(own, eta, reg_lambda)
-    counts, notes = _counts(after, own, start, rate, strength)
+    trees, start = _own_trees(after, before)
+    rate, strength = _rates(trees, eta, reg_lambda)
+    counts, notes = _counts(after, trees, start, rate, strength)
     notes = (THRESHOLDS, *notes)
-    return Revealed(after, own, before.trees if before else (), counts, rate, strength, notes)
+    return Revealed(after, trees, before.trees if before else (), counts, rate, strength, notes)
 
 
-def _own_trees(after: TreeModel, before: TreeModel | None) -> tuple[tuple[Tree, ...], bool]:
+def _own_trees(
+    after: TreeModel,
+    before: TreeModel | None,
+) -> tuple[tuple[Tree, ...], bool]:
     """The client's trees, and whether its training started without trees."""
     if not after.trees:
         raise ValueError("after holds no trees; give the model that the client sent")
@@ -197,27 +206,27 @@ def _rates(
 
     This is linear in lambda, 1/eta and their product. Lambda is 1 where that fits as well.
     """
-    for name, given, low in (("eta", eta, 1e-9), ("reg_lambda", strength, 0.0)):
-        if given is not None and not low <= given < np.inf:
-            raise ValueError(f"{name} is {given}; give the finite number of the client's training")
+    for name, value, low in (("eta", eta, 1e-9), ("reg_lambda", strength, 0.0)):
+        if value is not None and not low <= value < np.inf:
+            raise ValueError(f"{name} is {value}; give the finite number of the client's training")
     constant, *known = np.concatenate([_equations(tree) for tree in trees]).T
 
     def inverse(strength: float) -> tuple[float, ...]:
         """1/eta at a lambda, the error of the fit, and the size of what is fitted."""
         weight = known[1] + strength * known[2]
         right = constant - strength * known[0]
-        found = float(weight @ right / max(weight @ weight, 1e-300))
-        size = [float(np.abs(x).max(initial=0)) for x in (right - found * weight, right)]
-        return found, *size
+        fitted = float(weight @ right / max(weight @ weight, 1e-300))
+        size = [float(np.abs(x).max(initial=0)) for x in (right - fitted * weight, right)]
+        return fitted, *size
 
     if strength is None:
         strength = LAMBDA
         if inverse(LAMBDA)[1] > FIT:
             strength = max(float(np.linalg.lstsq(np.stack(known, 1), constant)[0][0]), 0.0)
     if eta is None:
-        found, error, size = inverse(strength)
+        inverse_eta, error, size = inverse(strength)
         # The terms must be far above the rounding of the file: otherwise any eta would fit.
-        eta = 1 / found if error < 10 * FIT < size / 100 and found > 1e-9 else None
+        eta = 1 / inverse_eta if error < 10 * FIT < size / 100 and inverse_eta > 1e-9 else None
     return eta, strength
 
 
@@ -234,50 +243,53 @@ def _equations(tree: Tree) -> Doubles:
 
 
 def _counts(
-    model: TreeModel, trees: Sequence[Tree], start: bool, eta: float | None, strength: float
+    model: TreeModel,
+    trees: Sequence[Tree],
+    start: bool,
+    eta: float | None,
+    strength: float,
 ) -> tuple[tuple[LeafCount, ...], tuple[str, ...]]:
     squared = model.objective in SQUARED
     if not (squared or model.objective in (*LOGISTIC, *SOFTMAX)):
         return (), (f"rows of leaves: not known for the objective {model.objective or '(none)'!r}",)
     # The second derivative of a squared loss is 1 for every row in any tree; of others it is known
     # only where all rows have the starting margin.
-    many = 0
+    many = model.first if start else 0
     if squared:
         many = len(trees)
-    elif start:
-        many = model.first
     if not many:
         return (), ("rows of leaves: known for trees that start from no other tree alone",)
-    found: list[LeafCount] = []
+    by_tree = []
     for number, tree in enumerate(trees[:many]):
         rate = eta if start and number < model.first else None
-        if not (own := _leaf_counts(model, number, tree, rate, strength)):
+        by_tree.append(_leaf_counts(model, number, tree, rate, strength))
+        if not by_tree[-1]:
             why = "sums are no whole numbers (or a starting margin, or noise)"
             return (), (f"{WEIGHTED}: {why}",)
-        found += own
-    why, tested = _contradiction(model, trees, found, start)
+    why, tested = _contradiction(model, trees, by_tree, start)
     if why:
         return (), (f"{WEIGHTED}: {why}",)
     notes = [DRAWN if tested else ASSUMED]
-    if all(leaf.targets is None for leaf in found):
+    counts = tuple(chain.from_iterable(by_tree))
+    if all(leaf.targets is None for leaf in counts):
         notes.append(
             "targets of leaves: not known: the trees determine no eta and lambda (a penalty alpha?)"
         )
-    return tuple(found), tuple(notes)
+    return counts, tuple(notes)
 
 
 def _contradiction(
-    model: TreeModel, trees: Sequence[Tree], found: Sequence[LeafCount], start: bool
+    model: TreeModel,
+    trees: Sequence[Tree],
+    by_tree: Sequence[Sequence[LeafCount]],
+    start: bool,
 ) -> tuple[str, bool]:
     """Why counts are not those of rows ("" if nothing shows it); whether a subsample would show.
 
     One client's rows have one sum in every tree, balance at their mean, and give the second
     iteration the second derivatives that the first one's leaves predict.
     """
-    by_tree: dict[int, list[LeafCount]] = {}
-    for leaf in found:
-        by_tree.setdefault(leaf.tree, []).append(leaf)
-    totals = [sum(leaf.rows for leaf in own) for own in by_tree.values()]
+    totals = [sum(leaf.rows for leaf in leaves) for leaves in by_tree]
     if max(totals) - min(totals) > WHOLE + AGREE * max(totals):
         return f"one tree has {min(totals):,} and another {max(totals):,}", True
     tested = len(totals) > 1
@@ -295,23 +307,28 @@ def _contradiction(
                 return "the second tree has other rows than the first", True
     if model.objective in SQUARED:  # targets are no counts
         return "", tested
-    known = [leaf for leaf in found if leaf.targets is not None]
-    for what, sums in (
-        ("positive", [leaf.targets or 0 for leaf in known]),
-        ("negative", [leaf.rows - (leaf.targets or 0) for leaf in known]),
+    known = [
+        (leaf.targets, leaf.rows - leaf.targets)
+        for leaf in chain.from_iterable(by_tree)
+        if leaf.targets is not None
+    ]
+    for what, sums in zip(
+        ("positive", "negative"),
+        zip(*known, strict=True),
+        strict=False,
     ):
-        if (divisor := _divisor(sums)) > 1:
+        above = [int(one) for one in sums if one > 0]
+        divisor = math.gcd(*above)
+        if len(above) >= LEAVES and divisor > 1:
             return f"all sums of {what} rows are multiples of {divisor}", tested
     return "", tested
 
 
-def _divisor(sums: Sequence[float]) -> int:
-    """What divides all sums; 1 if too few are above 0."""
-    above = [int(one) for one in sums if one > 0]
-    return math.gcd(*above) if len(above) >= LEAVES else 1
-
-
-def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> float | None:
+def _next_hessian(
+    model: TreeModel,
+    tree: Tree,
+    counts: Sequence[LeafCount],
+) -> float | None:
     """The second derivatives that the first tree's rows have after it, summed; None: not known."""
     more = model.positive_weight - 1
     if more and any(leaf.targets is None for leaf in counts):
@@ -327,7 +344,11 @@ def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> 
 
 
 def _leaf_counts(
-    model: TreeModel, number: int, tree: Tree, eta: float | None, strength: float
+    model: TreeModel,
+    number: int,
+    tree: Tree,
+    eta: float | None,
+    strength: float,
 ) -> list[LeafCount]:
     """Rows and targets of each leaf; () if the rows are not whole."""
     output = model.output[number] if number < model.first else 0
@@ -357,5 +378,10 @@ def _leaf_counts(
         possible = (np.abs(targets - sums) <= slack) & (sums >= 0) & (sums <= counts)
         targets = sums if possible.all() else None
     sums_ = [None] * len(counts) if targets is None else targets.tolist()
-    triples = zip(tree.leaves.tolist(), counts.astype(int).tolist(), sums_, strict=True)
-    return [LeafCount(number, leaf, output, n, own) for leaf, n, own in triples]
+    triples = zip(
+        tree.leaves.tolist(),
+        counts.astype(int).tolist(),
+        sums_,
+        strict=True,
+    )
+    return [LeafCount(number, leaf, output, n, target) for leaf, n, target in triples]

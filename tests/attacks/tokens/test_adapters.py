@@ -12,7 +12,7 @@ from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.adapters import (
     AdapterPursuit,
     FirstLayer,
-    block_of,
+    gradient_rows,
     in_span,
     pairs_of,
     shared_space,
@@ -186,7 +186,7 @@ def test_pursuit_agrees_with_brute_force():
         observation = seen(model, ids, words=12)
         task, layer = observation.task, FirstLayer.of(observation.task)
         row = SentRow(observation, task, 0, 1)
-        rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
+        rows = torch.cat([gradient_rows(row, p, p.a) for p in layer.pairs])
         atoms = torch.cat([values[:, 0] for _, values in dictionary(task, layer.hook, 1)])
         fits: list[set[int]] = []
         for size in range(1, 6):
@@ -205,7 +205,7 @@ def test_pruning_drops_what_is_not_needed():
     observation = seen(tiny(4), ids)
     task, layer = observation.task, FirstLayer.of(observation.task)
     row = SentRow(observation, task, 0, 1)
-    rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
+    rows = torch.cat([gradient_rows(row, p, p.a) for p in layer.pairs])
     atoms = Atoms(dictionary(task, layer.hook, 1), by_place=False)
     none = torch.zeros(32, 0, dtype=torch.float64)
     chosen = pursue(atoms, rows, none, 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,13 +30,17 @@ class FoundFeatures:
     @property
     def basis(self) -> Tensor:
         """(n, N) an orthonormal basis of their span."""
-        return cast(Tensor, torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors))
+        return torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors)
 
 
 class FeatureMethod(Protocol):
     """A method that infers features from an update."""
 
-    def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
+    def find(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> FoundFeatures:
         """The features behind the update; NotApplicable if the update does not allow it."""
         ...
 
@@ -68,7 +72,12 @@ def subspace_error(basis: Tensor, features: Tensor) -> float:
     return float(outside.norm(dim=1).mean())
 
 
-def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tensor:
+def feature_errors(
+    found: Tensor,
+    true: Tensor,
+    *,
+    signed: bool = True,
+) -> Tensor:
     """Distance of each true feature (B,) from its matched found one, both of length 1.
 
     The matching of `found` (N, n) and `true` (B, n) is one to one, by the largest sum of |cosine|.
@@ -80,8 +89,8 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
         ValueError: the shapes do not match, or a feature is zero.
 
     Example:
-        >>> found = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
-        >>> feature_errors(found, torch.eye(2)).tolist()
+        >>> result = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
+        >>> feature_errors(result, torch.eye(2)).tolist()
         [2.0, 0.0]
     """
     from scipy.optimize import linear_sum_assignment
@@ -91,11 +100,11 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
             f"found has shape {tuple(found.shape)} and true {tuple(true.shape)}; give (N, n) and "
             "(B, n)"
         )
-    guess = _unit(found, "found")
+    directions = _unit(found, "found")
     truth = _unit(true, "true")
-    cosine = truth @ guess.T
+    cosine = truth @ directions.T
     rows, columns = linear_sum_assignment(-cosine.abs().cpu().numpy())
-    partners = guess[columns]
+    partners = directions[columns]
     if not signed:
         partners = partners * cosine[rows, columns].sign()[:, None]
     errors = torch.ones(len(truth), dtype=truth.dtype, device=truth.device)
@@ -105,7 +114,7 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
 
 def _unit(vectors: Tensor, name: str) -> Tensor:
     wide = vectors.double()
-    norms: Tensor = wide.norm(dim=1, keepdim=True)
-    if bool((norms == 0).any()):
+    norms = wide.norm(dim=1, keepdim=True)
+    if (norms == 0).any():
         raise ValueError(f"{name} holds a zero vector, which has no direction")
     return wide / norms

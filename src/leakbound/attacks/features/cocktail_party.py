@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from leakbound._util import copies
-from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.base import (
+    Attack,
+    boxed,
+    modules_of,
+    parameter,
+    seen_by,
+    summed_task,
+    uniform_inputs,
+)
 from leakbound.attacks.blind import gray, public_examples
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.separation import (
@@ -19,10 +27,8 @@ from leakbound.attacks.features.separation import (
     fit_column,
     separate,
 )
-from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
-from leakbound.randomness import uniform
 
 # Public images that show what kind of inputs the layer takes.
 PROBES = 64
@@ -64,14 +70,17 @@ class CocktailParty(Separation):
 
     layer: str | None = None
 
-    def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
+    def find(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> FoundFeatures:
         """The features behind the update; NotApplicable if the update does not allow it."""
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:
             raise NotApplicable(str(error)) from error
-        sources = heard.signs[:, None] * heard.separated.sources
-        vectors = nn.functional.normalize(sources, eps=1e-300).to(observation.update.rows)
+        vectors = nn.functional.normalize(heard.sources, eps=1e-300).to(observation.update.rows)
         return FoundFeatures(vectors, heard.layer, heard.signed, heard.separated.problem)
 
     def plant(self, task: Task) -> Task:
@@ -95,10 +104,11 @@ class Heard:
     image: bool
 
     @property
-    def signs(self) -> Tensor:
-        """(B,) 1 or -1, the factors for the sources."""
-        direction = self.separated.sources.mean(1) if self.positive else self.gains
-        return torch.where(direction < 0, -1.0, 1.0).to(direction)
+    def sources(self) -> Tensor:
+        """(B, n) the sources, with their signs as far as these are known."""
+        sources = self.separated.sources
+        direction = sources.mean(1) if self.positive else self.gains
+        return torch.where(direction < 0, -1.0, 1.0).to(direction)[:, None] * sources
 
     @property
     def signed(self) -> bool:
@@ -122,14 +132,13 @@ def listen(
         kind = "nonnegative image" if positive else "image"
     else:
         kind = "nonnegative" if positive and often else "general"
-    prefix = f"{name}." if name else ""
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     trust = task.unflatten(_trust(observation))
-    weight = parts[f"{prefix}weight"]
-    bias = parts.get(f"{prefix}bias")
-    if not bool(weight.isfinite().all()):
+    weight = parts[parameter(name, "weight")]
+    bias = parts.get(parameter(name, "bias"))
+    if not weight.isfinite().all():
         raise NotApplicable("the layer's gradient is not finite")
-    if not bool((weight != 0).any()):
+    if not weight.any():
         raise NotApplicable("the layer's gradient is zero")
     separated = separate(
         weight,
@@ -138,12 +147,12 @@ def listen(
         settings,
         kind=kind,
         shape=observation.input_shape if image else None,
-        weights=trust[f"{prefix}weight"],
+        weights=trust[parameter(name, "weight")],
     )
     gains = torch.zeros(observation.examples).to(separated.sources)
     sure = torch.zeros_like(gains, dtype=torch.bool)
-    if bias is not None and bool(bias.isfinite().all()):
-        known = trust[f"{prefix}bias"]
+    if bias is not None and bias.isfinite().all():
+        known = trust[parameter(name, "bias")]
         gains, spread = fit_column(separated.mixing, bias, known)
         error = (separated.level * spread.diagonal().clamp_min(0)).sqrt()
         enough = int((known > 0).sum()) >= observation.examples
@@ -152,41 +161,33 @@ def listen(
 
 
 def probed(
-    task: Task, observation: Observation, generator: torch.Generator, layer: str | None
+    task: Task,
+    observation: Observation,
+    generator: torch.Generator,
+    layer: str | None,
 ) -> tuple[str, Tensor, Tensor]:
     """The layer's name, images that the attacker has, and the layer's inputs for them."""
-    shape = observation.input_shape
     public = public_examples(observation)
     if public is not None:
         probe = public.inputs[:PROBES].to(task.parameters)
     else:
-        low, high = task.input_range
-        probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
-    # A copy: hooks must not stay on the client's model.
-    model = copies.duplicate(task.model)
-    seen = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (layer == name or _weight(name) in task.names):
-            module.register_forward_pre_hook(
-                lambda _, args, name=name: seen.append((name, args[0].detach()))
-            )
+        probe = uniform_inputs(task, (PROBES, *observation.input_shape), generator)
+    # A copy: a client may train the model at the same time.
+    apart = replace(task, model=copies.duplicate(task.model))
+    linear = modules_of(apart, nn.Linear)
+    trained = {name for name in linear if parameter(name, "weight") in task.names}
+    wanted = trained if layer is None else linear.keys() & {layer}
     with torch.no_grad():
-        forward(replace(task, model=model), probe)
-    fitting = [(name, inputs) for name, inputs in seen if layer in (None, name)]
-    if not fitting:
-        wanted = "trained linear layer" if layer is None else f"linear layer {layer!r}"
-        raise NotApplicable(f"the model runs no {wanted}")
-    name, inputs = fitting[0]
-    if _weight(name) not in task.names:
+        seen = seen_by(apart, sorted(wanted), probe)
+    if not seen:
+        kind = "trained linear layer" if layer is None else f"linear layer {layer!r}"
+        raise NotApplicable(f"the model runs no {kind}")
+    name, inputs = next(iter(seen.items()))
+    if name not in trained:
         raise NotApplicable(f"the linear layer {name!r} is frozen: its gradient is not sent")
-    once = sum(other == name for other, _ in fitting) == 1
-    if not once or inputs.ndim != 2 or len(inputs) != len(probe):
+    if inputs is None or inputs.ndim != 2 or len(inputs) != len(probe):
         raise NotApplicable(f"the linear layer {name!r} sees more than one vector per example")
     return name, probe, inputs
-
-
-def _weight(name: str) -> str:
-    return f"{name}.weight" if name else "weight"
 
 
 def _trust(observation: Observation) -> Tensor:
@@ -197,7 +198,7 @@ def _trust(observation: Observation) -> Tensor:
     if len(weights) == 1:
         return weights[0]
     # Variances add up; that of a withheld row (weight 0) is infinite, which gives 0.
-    together: Tensor = weights.double().square().reciprocal().sum(0).rsqrt()
+    together = weights.double().square().reciprocal().sum(0).rsqrt()
     return together * math.sqrt(len(weights))
 
 
@@ -223,12 +224,16 @@ class CocktailPartyImages(CocktailParty, Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 12, 12), classes=3, generator=lb.stream(0, "mlp"))
         >>> inputs = torch.rand(2, 1, 12, 12, generator=lb.stream(0, "batch")) ** 6
-        >>> found = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
-        >>> min(found.scores) > 15
+        >>> result = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
+        >>> min(result.scores) > 15
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         try:
             heard = listen(observation, generator, self, self.layer)
@@ -252,7 +257,7 @@ class CocktailPartyImages(CocktailParty, Attack):
 def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     """The sources as images, and why they do not look like images, if so."""
     low, high = task.input_range
-    sources = heard.signs[:, None] * heard.separated.sources
+    sources = heard.sources
     bright = max(abs(low), abs(high)) / sources.abs().quantile(BRIGHT, dim=1).clamp_min(1e-300)
     known = 1 / heard.gains.abs().clamp_min(1e-300)
     scale = torch.where(heard.sure, known, bright)[:, None]
@@ -264,7 +269,14 @@ def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     strange = int(wrong.sum())
     if strange == 0:
         return images, None
-    dark, light = (images.quantile(q, dim=1, keepdim=True) for q in (1 - BRIGHT, BRIGHT))
+    dark, light = (
+        images.quantile(
+            q,
+            dim=1,
+            keepdim=True,
+        )
+        for q in (1 - BRIGHT, BRIGHT)
+    )
     fitted = low + (high - low) * (images - dark) / (light - dark).clamp_min(1e-300)
     images = torch.where(wrong[:, None], fitted, images)
     return images, f"{strange} of {len(images)} images leave the input range: they may be mixtures"

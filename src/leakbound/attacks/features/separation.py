@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -79,7 +78,11 @@ class RowSpace:
     clear: int
 
 
-def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSpace:
+def row_space(
+    matrix: Tensor,
+    rank: int,
+    weights: Tensor | None = None,
+) -> RowSpace:
     """The best fit of rank `rank` to (h, n) in weighted squares, and its noise, estimated from the
     residual. `weights` are 1 / standard deviation of independent noise up to a factor, 0 if an
     entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
@@ -99,7 +102,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
             f"there are {matrix.shape[0]} mixtures of {matrix.shape[1]} values"
         )
     by_row = weights.amax(1, keepdim=True)
-    if bool((weights == by_row).all()):
+    if (weights == by_row).all():
         # Weights of whole rows scale them, so a truncated SVD is the best fit.
         left, inner = _truncated(matrix * by_row, rank)
         left = left / by_row
@@ -108,7 +111,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
         left, inner = _weighted(matrix, rank, weights)
         columns = weights
     size = inner.norm(dim=1)
-    if not bool(size.min() > 30 * exact * size.max()):
+    if not size.min() > 30 * exact * size.max():
         raise NotSeparable(f"the mixtures have a rank below {rank}")
     level = _level(weights * (matrix - left @ inner), weights, rank)
     noise = level * torch.linalg.inv(_grams(left, columns.square()).mean(0))
@@ -123,7 +126,11 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     return RowSpace(full, inner, noise, level, int((strength > 1.02 * edge).sum()))
 
 
-def fit_column(left: Tensor, column: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def fit_column(
+    left: Tensor,
+    column: Tensor,
+    weights: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Coefficients (B,) of a column (h,) in `left` (h, B), and their covariance at noise 1."""
     scaled = weights.double()[:, None] * left
     inverse = torch.linalg.pinv(scaled.T @ scaled, rtol=1e-14, hermitian=True)
@@ -142,7 +149,11 @@ def _truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (inner / size[:, None]).T, left.T * size[:, None]
 
 
-def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _weighted(
+    matrix: Tensor,
+    rank: int,
+    weights: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Alternating weighted least squares from the fit of the matrix filled with zeros. Both factors
     have a penalty that falls to almost nothing: without it, the rounds end in fits that match the
     seen entries and nothing else.
@@ -164,10 +175,15 @@ def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tenso
     return left @ across, inner
 
 
-def _solve(left: Tensor, matrix: Tensor, weight: Tensor, ridge: float) -> Tensor:
+def _solve(
+    left: Tensor,
+    matrix: Tensor,
+    weight: Tensor,
+    ridge: float,
+) -> Tensor:
     """For every column its weighted, penalized least squares in `left`, (B, n)."""
     right = (weight * matrix).T @ left
-    solved: Tensor = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
+    solved = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
     return solved.T
 
 
@@ -218,19 +234,34 @@ def gaussian_level(slope: float) -> float:
 
     # The integrand bends at multiples of 1 / slope; beyond 40 the normal density is 0 in float64.
     edges = sorted({0.0, *(min(k / slope, 40.0) for k in (1, 3, 10, 20)), 2.0, 6.0, 40.0})
-    return float(sum(quad(density, a, b, epsabs=0, epsrel=1e-13)[0] for a, b in pairwise(edges)))
+    return float(
+        sum(
+            quad(
+                density,
+                a,
+                b,
+                epsabs=0,
+                epsrel=1e-13,
+            )[0]
+            for a, b in pairwise(edges)
+        )
+    )
 
 
 def whitener(rows: Tensor) -> Tensor:
     """(B, B) the matrix that makes rows (B, n) uncorrelated, of mean square 1."""
     values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
-    if not bool(values.min() > 1e-13 * values.max()):
+    if not values.min() > 1e-13 * values.max():
         raise NotSeparable("the sources' differences from their means are linearly dependent")
-    return cast(Tensor, (vectors / values.sqrt()).T)
+    return (vectors / values.sqrt()).T
 
 
 def rotation(
-    white: Tensor, generator: torch.Generator, *, slope: float = 1.0, restarts: int = 1
+    white: Tensor,
+    generator: torch.Generator,
+    *,
+    slope: float = 1.0,
+    restarts: int = 1,
 ) -> Tensor:
     """The orthogonal matrix (B, B) of the largest contrast on whitened rows (B, n): FastICA's
     symmetric fixed-point iteration from random starts, then L-BFGS over rotations from the best.
@@ -243,7 +274,13 @@ def rotation(
 
     starts = []
     for _ in range(restarts):
-        turn = torch.linalg.qr(normal(white.shape[:1] * 2, generator, like=white))[0]
+        turn = torch.linalg.qr(
+            normal(
+                white.shape[:1] * 2,
+                generator,
+                like=white,
+            )
+        )[0]
         starts.append(_fixed_point(turn, white, slope))
     best = max(starts, key=lambda turn: float(reached(turn)))
     start = float(reached(best))
@@ -257,7 +294,11 @@ def rotation(
     return torch.matrix_exp(raw - raw.T) @ best
 
 
-def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: float) -> float:
+def gaussian_ceiling(
+    shape: tuple[int, int],
+    generator: torch.Generator,
+    slope: float,
+) -> float:
     """The largest contrast that the rotation finds in Gaussian rows (B, n), in a few draws. It
     falls as 1 / n, so fewer columns are drawn and the result is scaled.
     """
@@ -265,7 +306,11 @@ def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: 
     drawn = min(columns, max(500, 50 * rows))
     largest = 0.0
     for _ in range(DRAWS):
-        white = normal((rows, drawn), generator, like=torch.zeros((), dtype=torch.float64))
+        white = normal(
+            (rows, drawn),
+            generator,
+            like=torch.zeros((), dtype=torch.float64),
+        )
         white = whitener(white) @ white
         turn = torch.linalg.qr(normal((rows, rows), generator, like=white))[0]
         turn = _fixed_point(turn, white, slope, 60)
@@ -294,10 +339,15 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
         search.step(closure)  # type: ignore[no-untyped-call]
     end = value.detach()
-    return end if bool(end.isfinite().all()) else start
+    return end if end.isfinite().all() else start
 
 
-def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:
+def _fixed_point(
+    turn: Tensor,
+    white: Tensor,
+    slope: float,
+    turns: int = TURNS,
+) -> Tensor:
     for _ in range(turns):
         level = (slope * (turn @ white)).tanh()
         bend = slope * (1 - level.square()).mean(1, keepdim=True)
@@ -310,7 +360,11 @@ def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) 
     return turn
 
 
-def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) -> Tensor:
+def heavy_tailed(
+    unmixing: Tensor,
+    rows: Tensor,
+    fit: RowSpace | None = None,
+) -> Tensor:
     """The unmixing W (B, B) of symmetric, heavy-tailed sources W @ rows, near the one given.
 
     Minimizes sum_i mean_t |s_it| - log |det W|, the likelihood of Laplace-distributed values; the
@@ -327,15 +381,19 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
         scale = float((turn @ inner).square().mean(1).sqrt().mean())
     for width, bend in zip(WIDTHS, BENDS, strict=True):
 
-        def loss(w: Tensor, width: float = width, bend: float = bend) -> Tensor:
+        def loss(
+            w: Tensor,
+            width: float = width,
+            bend: float = bend,
+        ) -> Tensor:
             size = ((w @ white).square() + width**2).sqrt().mean(1).sum()
-            value: Tensor = size - torch.linalg.slogdet(w)[1]
+            value = size - torch.linalg.slogdet(w)[1]
             if fit is not None:
                 value = value + COST * _below(w @ inner, w, quiet, bend * scale).mean(1).sum()
             return value
 
         turn = minimized(loss, turn)
-    return cast(Tensor, turn @ base)
+    return turn @ base
 
 
 def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
@@ -354,19 +412,28 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
     turn = turn / (turn @ white).abs().mean(1, keepdim=True)
     for slope, width in SLOPES:
 
-        def loss(w: Tensor, slope: float = slope, width: float = width) -> Tensor:
+        def loss(
+            w: Tensor,
+            slope: float = slope,
+            width: float = width,
+        ) -> Tensor:
             rows = w @ white
             below = (slope + 1) * _below(rows, w, quiet, width)
-            return cast(Tensor, (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1])
+            return (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1]
 
         turn = minimized(loss, turn)
     noise = ((turn @ quiet) * turn).sum(1).clamp_min(0).sqrt()
     if float(noise.max()) < EXACT:
         turn = _onto_zeros(turn, white)
-    return cast(Tensor, turn / size.T)
+    return turn / size.T
 
 
-def _below(rows: Tensor, w: Tensor, quiet: Tensor, width: float) -> Tensor:
+def _below(
+    rows: Tensor,
+    w: Tensor,
+    quiet: Tensor,
+    width: float,
+) -> Tensor:
     """How far values are below 0, smooth within `width` and the noise's standard deviation."""
     bend = ((w @ quiet) * w).sum(1, keepdim=True).clamp_min(1e-30).sqrt() + width
     return bend * functional.softplus(-rows / bend)
@@ -459,7 +526,19 @@ def separate(
     seen = fit.inner - fit.inner.mean(1, keepdim=True)
     if kind.endswith("image"):
         seen = differences(fit.inner, shape)
-    unmixing, contrast = _unmixing(fit, seen, generator, settings, kind)
+    base = whitener(seen)
+    turn = rotation(
+        base @ seen,
+        generator,
+        slope=settings.slope,
+        restarts=settings.restarts,
+    )
+    unmixing = turn @ base
+    contrast = contrasts(unmixing @ seen, settings.slope)
+    if settings.solver == "likelihood" and kind == "nonnegative":
+        unmixing = nonnegative(unmixing, fit)
+    elif settings.solver == "likelihood" and kind != "general":
+        unmixing = heavy_tailed(unmixing, seen, fit if kind == "nonnegative image" else None)
     noise = ((unmixing @ fit.noise) * unmixing).sum(1).clamp_min(0).sqrt()
     if fit.clear < count:
         problem: str | None = f"only {fit.clear} of {count} sources stand out from the noise"
@@ -469,26 +548,6 @@ def separate(
         problem = _looks_gaussian(contrast, seen.shape[1], generator, settings.slope)
     mixing = fit.left @ torch.linalg.inv(unmixing)
     return Separated(unmixing @ _shrunk(fit), mixing, contrast, noise, fit.level, problem)
-
-
-def _unmixing(
-    fit: RowSpace,
-    seen: Tensor,
-    generator: torch.Generator,
-    settings: Separation,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    """(B, B) from the fit's rows to the sources, and the contrast reached on what is `seen`."""
-    base = whitener(seen)
-    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
-    unmixing = turn @ base
-    contrast = contrasts(unmixing @ seen, settings.slope)
-    if settings.solver == "contrast" or kind == "general":
-        return unmixing, contrast
-    if kind == "nonnegative":
-        return nonnegative(unmixing, fit), contrast
-    limits = fit if kind == "nonnegative image" else None
-    return heavy_tailed(unmixing, seen, limits), contrast
 
 
 def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
@@ -509,20 +568,23 @@ def _shrunk(fit: RowSpace) -> Tensor:
     values, turn = torch.linalg.eigh(whiten @ fit.noise @ whiten.T)
     kept = (1 - values).clamp(0, 1)
     back = torch.linalg.inv(whiten) @ turn
-    return cast(Tensor, mean + (back * kept) @ (turn.T @ whiten @ away))
+    return mean + (back * kept) @ (turn.T @ whiten @ away)
 
 
 def _looks_gaussian(
-    contrast: Tensor, columns: int, generator: torch.Generator, slope: float
+    contrast: Tensor,
+    columns: int,
+    generator: torch.Generator,
+    slope: float,
 ) -> str | None:
     """Whether two sources or more are no further from Gaussian than rotated noise gets."""
     if len(contrast) == 1:
         return None
     limit = MARGIN * gaussian_ceiling((len(contrast), columns), generator, slope)
-    alike = int((contrast <= limit).sum())
-    if alike < 2:
+    near = int((contrast <= limit).sum())
+    if near < 2:
         return None
-    return f"{alike} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
+    return f"{near} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
 
 
 def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:

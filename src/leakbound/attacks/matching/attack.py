@@ -46,16 +46,29 @@ class GradientMatching(MatchingSettings):
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return self._second_chance(
             solve(self, [self.search(observation, generator)])[0], observation, generator
         )
 
     def search(
-        self, observation: Observation, generator: torch.Generator, *, many: bool = False
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        *,
+        many: bool = False,
     ) -> Search:
         """The search before its first step; `many`: other searches may share its computation."""
-        return begin(self, Objective.of(self, observation), generator, many=many)
+        return begin(
+            self,
+            Objective.of(self, observation),
+            generator,
+            many=many,
+        )
 
     @property
     def at_once(self) -> int:
@@ -63,7 +76,9 @@ class GradientMatching(MatchingSettings):
         return WIDTH if self.optimizer == "adam" else 1
 
     def many(
-        self, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+        self,
+        observations: Sequence[Observation],
+        generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         """Searches of small models with equal shapes share their computation; no bit changes."""
         answers: list[Reconstruction] = []
@@ -78,11 +93,21 @@ class GradientMatching(MatchingSettings):
             for group in groups.values():
                 run(self, group)
             results = [answer(search) for search in searches]
-            answers += [self._second_chance(f, *pair) for f, pair in zip(results, few, strict=True)]
+            answers += [
+                self._second_chance(f, *pair)
+                for f, pair in zip(
+                    results,
+                    few,
+                    strict=True,
+                )
+            ]
         return answers
 
     def _second_chance(
-        self, first: Reconstruction, observation: Observation, generator: torch.Generator
+        self,
+        first: Reconstruction,
+        observation: Observation,
+        generator: torch.Generator,
     ) -> Reconstruction:
         """The answer, or that of a search that begins with zeros for withheld coordinates."""
         staged = self.schedule == "stages" and self.optimizer == "adam"
@@ -105,7 +130,11 @@ def settings_hash(attack: Attack) -> str:
     return hashlib.sha256(repr(attack).encode()).hexdigest()[:12]
 
 
-def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
+def dlg(
+    steps: int = 100,
+    restarts: int = 3,
+    learning_rate: float = 1.0,
+) -> Attack:
     """Match gradients by squared distance with L-BFGS, over inputs and soft labels jointly.
 
     This is Deep Leakage from Gradients (DLG). It works on smooth (sigmoid) models. It keeps the
@@ -130,7 +159,11 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
     return _lbfgs("joint", steps, restarts, learning_rate)
 
 
-def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
+def idlg(
+    steps: int = 100,
+    restarts: int = 3,
+    learning_rate: float = 1.0,
+) -> Attack:
     """Infer the label from the last layer, then match gradients as DLG does (Improved DLG).
 
     Args:
@@ -306,7 +339,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """The settings of Inverting Gradients in published code."""
 
 
-def published_inverting_gradients(source: str = "geiping_cli", steps: int | None = None) -> Attack:
+def published_inverting_gradients(
+    source: str = "geiping_cli",
+    steps: int | None = None,
+) -> Attack:
     """Inverting Gradients with the settings of published code.
 
     | source | steps | total variation | rate | signed |
@@ -334,7 +370,12 @@ def published_inverting_gradients(source: str = "geiping_cli", steps: int | None
     return GradientMatching(only_images=True, **settings)
 
 
-def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:
+def _lbfgs(
+    labels: str,
+    steps: int,
+    restarts: int,
+    learning_rate: float,
+) -> Attack:
     search = GradientMatching(
         distance="euclidean",
         optimizer="lbfgs",

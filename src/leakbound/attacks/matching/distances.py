@@ -12,18 +12,23 @@ Span = tuple[int, int]
 TINY = 1e-12
 
 
-def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def cosine(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """1 - cosine between whole rows (R, P), mean over rows; independent of each row's scale.
 
     Computed as half the squared distance of the rows' directions, which keeps its digits where 1 -
     cosine would round to 0. A row of zeros has cosine 0 with every row (Geiping et al. 2020).
     """
     if weights is not None:
-        guess = guess * weights
+        candidate = candidate * weights
         seen = seen * weights
-    lengths = _length(guess), _length(seen)
-    apart = guess / lengths[0][:, None] - seen / lengths[1][:, None]
-    zeros = sum((length <= TINY).to(guess.dtype) for length in lengths)
+    lengths = _length(candidate), _length(seen)
+    apart = candidate / lengths[0][:, None] - seen / lengths[1][:, None]
+    zeros = sum((length <= TINY).to(candidate.dtype) for length in lengths)
     return ((apart.square().sum(1) + zeros) / 2).mean()
 
 
@@ -32,23 +37,38 @@ def _length(rows: Tensor) -> Tensor:
     return rows.square().sum(1).clamp_min(TINY**2).sqrt()
 
 
-def _each_tensor(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def _each_tensor(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """`cosine` of every tensor."""
     parts = []
     for a, b in spans:
         trust = None if weights is None else weights[:, a:b]
-        parts.append(cosine(guess[:, a:b], seen[:, a:b], trust, []))
+        parts.append(cosine(candidate[:, a:b], seen[:, a:b], trust, []))
     return torch.stack(parts)
 
 
-def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def cosine_layers(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """1 - cosine of each tensor separately, mean over tensors ('simlocal')."""
-    return _each_tensor(guess, seen, weights, spans).mean()
+    return _each_tensor(candidate, seen, weights, spans).mean()
 
 
-def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def cosine_signal(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """As `cosine_layers`; with weights 1/std, a tensor counts by its share of signal energy."""
-    parts = _each_tensor(guess, seen, weights, spans)
+    parts = _each_tensor(candidate, seen, weights, spans)
     signal = torch.ones_like(parts)
     if weights is not None:
         energies = [(seen[:, a:b] * weights[:, a:b]).square().mean() for a, b in spans]
@@ -58,24 +78,37 @@ def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
 
 
 def cosine_weighted(
-    guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
 ) -> Tensor:
     """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, app. F)."""
     white = seen if weights is None else seen * weights
     counts = torch.stack([(white[:, a:b] != 0).sum() for a, b in spans])
     share = counts / counts.sum().clamp_min(1)
-    return (share * _each_tensor(guess, seen, weights, spans)).sum()
+    return (share * _each_tensor(candidate, seen, weights, spans)).sum()
 
 
-def euclidean(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def euclidean(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """Sum of squared differences; with weights 1/std the Gaussian log-likelihood, shifted."""
-    difference = guess - seen if weights is None else (guess - seen) * weights
+    difference = candidate - seen if weights is None else (candidate - seen) * weights
     return difference.square().sum()
 
 
-def manhattan(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def manhattan(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """Sum of absolute differences; with weights 1/scale the Laplace log-likelihood."""
-    difference = guess - seen if weights is None else (guess - seen) * weights
+    difference = candidate - seen if weights is None else (candidate - seen) * weights
     return difference.abs().sum()
 
 
@@ -101,13 +134,13 @@ class Cosine:
         self.seen = seen[0] if weights is None else seen[0] * weights[0]
         self.inverse = self.seen.square().sum().clamp_min(TINY**2).rsqrt()
 
-    def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, candidate: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
         """The distance of (1, P), and a factor; the derivative is the factor times `into` (1, P).
 
         The component of `seen` orthogonal to the candidate gives both: its squared length is (1 -
         cos)(1 + cos).
         """
-        white = guess[0]
+        white = candidate[0]
         free = into[0]
         if self.weights is not None:
             white = white * self.weights
@@ -133,21 +166,14 @@ class Euclidean:
         self.weights = weights
         self.two = torch.full((), 2.0, dtype=seen.dtype, device=seen.device)
 
-    def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        torch.sub(guess, self.seen, out=into)
+    def at(self, candidate: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+        torch.sub(candidate, self.seen, out=into)
         if self.weights is not None:
             into.mul_(self.weights)
         value = into.square().sum()
         if self.weights is not None:
             into.mul_(self.weights)
         return value, self.two
-
-
-def closed(name: str, seen: Tensor, weights: Tensor | None) -> Cosine | Euclidean | None:
-    """A distance to what was seen (R, P) with a known derivative; None: autograd finds it."""
-    if name == "cosine" and len(seen) == 1:
-        return Cosine(seen, weights)
-    return Euclidean(seen, weights) if name == "euclidean" else None
 
 
 def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
@@ -190,4 +216,10 @@ def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
         step.sign_().div_(count)
         gradients.narrow(axis, 1, side).add_(step)
         gradients.narrow(axis, 0, side).sub_(step)
-    return list(zip((torch.stack(sums).sum() for sums in values), gradients, strict=True))
+    return list(
+        zip(
+            (torch.stack(sums).sum() for sums in values),
+            gradients,
+            strict=True,
+        )
+    )

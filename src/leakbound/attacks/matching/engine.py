@@ -88,12 +88,17 @@ class Search:
         more = [] if self.companion is None else self.companion.variables
         return [*self.images.variables, *([self.labels] if self.joint else []), *more]
 
-    def guess(self) -> tuple[Tensor, Tensor]:
+    def candidate(self) -> tuple[Tensor, Tensor]:
         """The current images (N, *S), and labels, or probabilities (N, K) of classes."""
         loss = named(self.objective.task.loss)
         return self.images(), loss.searched(self.labels) if self.joint else self.labels
 
-    def record(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    def record(
+        self,
+        total: Tensor,
+        match: Tensor,
+        gradients: Sequence[Tensor],
+    ) -> Tensor:
         """Store an evaluation with its gradients; return whether it is the best so far."""
         for variable, gradient in zip(self.variables, gradients, strict=True):
             variable.grad = gradient
@@ -102,7 +107,11 @@ class Search:
             better = total < self.best
             self.best = torch.where(better, total, self.best)
             # Chosen on the device: a branch in Python would wait for it.
-            pairs = zip(self.variables, self.kept or self.variables, strict=True)
+            pairs = zip(
+                self.variables,
+                self.kept or self.variables,
+                strict=True,
+            )
             self.kept = [torch.where(better, now, before) for now, before in pairs]
         self.total = total.detach()
         self.match = match.detach()
@@ -136,12 +145,16 @@ def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
     if objective.client is not None or search.companion is not None:
         return None
     whole = not search.labels.is_floating_point()
-    if whole and bool((search.labels < 0).any()):
+    if whole and (search.labels < 0).any():
         return None
     return engine_for(objective.observation, objective.task, many)
 
 
-def engine_for(observation: Observation, task: Task, many: bool = False) -> ExactEngine | None:
+def engine_for(
+    observation: Observation,
+    task: Task,
+    many: bool = False,
+) -> ExactEngine | None:
     """The engine for an attacker's simulation of what was seen.
 
     None for several clients' local steps or minibatches, clients of unequal batches, several
@@ -175,17 +188,19 @@ class Evaluator:
             self.rows = searches[0].exact.rows
             tasks = [search.objective.task for search in searches]
             self.engine = searches[0].exact.choice.engine(tasks, self.rows)
-        self.evaluate: Callable[[], None] = (
-            self._by_autograd if self.engine is None else self._by_engine
-        )
-        """Evaluate each search at its current candidate; store values and gradients in its state.
-        """
+
+    def evaluate(self) -> None:
+        """Evaluate each search at its current candidate; store values and gradients there."""
+        if self.engine is None:
+            self._by_autograd()
+        else:
+            self._by_engine(self.engine)
 
     def _by_autograd(self) -> None:
         for search in self.searches:
             if search.companion is not None:
                 search.objective = search.companion.place(search.objective)
-            images, labels = search.guess()
+            images, labels = search.candidate()
             total, match, rows = search.objective.value(images, labels)
             driven = total if search.pull is None else total + search.pull(images)
             gradients = torch.autograd.grad(driven, search.variables)
@@ -193,55 +208,47 @@ class Evaluator:
             if search.companion is not None:
                 search.companion.learn(rows.detach(), bool(better))
 
-    def _by_engine(self) -> None:
-        assert self.engine is not None  # otherwise autograd evaluates
-        guesses = [_Evaluation.of(search, self.rows) for search in self.searches]
-        inputs = _joined([guess.inputs for guess in guesses])
-        plain = self.engine.gradient(inputs, _joined([guess.targets for guess in guesses]))
+    def _by_engine(self, engine: Engine) -> None:
+        candidates = [_Evaluation(search) for search in self.searches]
+        inputs = _joined([self._by_row(candidate.images) for candidate in candidates])
+        labels = _joined([self._by_row(candidate.labels) for candidate in candidates])
+        plain = engine.gradient(inputs, labels)
         if not self.cotangent.numel():
             self.cotangent = aligned(len(plain), plain)
         places = [slice(at, at + self.rows) for at in range(0, len(plain), self.rows)]
-        for guess, place in zip(guesses, places, strict=True):
-            guess.compare(plain[place], self.cotangent[place])
-        pulled = self.engine.pull(self.cotangent)
-        variations = _variations(inputs.view(len(guesses), -1, *inputs.shape[2:]), guesses)
-        for guess, place, variation in zip(guesses, places, variations, strict=True):
+        for candidate, place in zip(candidates, places, strict=True):
+            candidate.compare(plain[place], self.cotangent[place])
+        pulled = engine.pull(self.cotangent)
+        variations = _variations(inputs.view(len(candidates), -1, *inputs.shape[2:]), candidates)
+        for candidate, place, variation in zip(
+            candidates,
+            places,
+            variations,
+            strict=True,
+        ):
             soft = None if pulled.labels is None else pulled.labels[place]
-            guess.finish(Pulled(pulled.inputs[place], soft), variation)
+            candidate.finish(Pulled(pulled.inputs[place], soft), variation)
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Images or labels (N, ...) by row, (R, n, ...)."""
+        return values.detach().view(self.rows, -1, *values.shape[1:])
 
 
-@dataclass(eq=False)
 class _Evaluation:
     """A search's candidate within one evaluation by an engine: the partial sums of objective and
     distance, and the factor for the gradient (None: nothing).
     """
 
-    search: Search
-    images: Tensor
-    labels: Tensor
-    rows: int
-    total: Tensor
-    match: Tensor
-    factor: Tensor | None = None
-
-    @staticmethod
-    def of(search: Search, rows: int) -> _Evaluation:
-        return _Evaluation(search, *search.guess(), rows, search.best, search.best)
-
-    @property
-    def inputs(self) -> Tensor:
-        """The images by row, (R, n, *S)."""
-        return self.images.detach().view(self.rows, -1, *self.images.shape[1:])
-
-    @property
-    def targets(self) -> Tensor:
-        """The labels by row, (R, n) or (R, n, K)."""
-        return self.labels.detach().view(self.rows, -1, *self.labels.shape[1:])
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.images, self.labels = search.candidate()
+        self.total = self.match = search.best
+        self.factor: Tensor | None = None
 
     def compare(self, plain: Tensor, into: Tensor) -> None:
         """The objective at the client's plain rows (R, P); its gradient there goes to `into`."""
         search = self.search
-        objective = self.search.objective
+        objective = search.objective
         if objective.closed is not None and search.direct:
             # checked each time: a defense may change some rows and not others
             sent = shown(objective.observation, plain)
@@ -259,7 +266,11 @@ class _Evaluation:
         self.match = match.detach()
         self.total = total.detach()
 
-    def finish(self, pulled: Pulled, variation: tuple[Tensor, Tensor] | None) -> None:
+    def finish(
+        self,
+        pulled: Pulled,
+        variation: tuple[Tensor, Tensor] | None,
+    ) -> None:
         """Add the terms to the engine's result for `into`, and pass value and gradients to the
         search. `variation`: the images' total variation and its gradient, if it is a term.
         """
@@ -302,10 +313,10 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _variations(
-    stacked: Tensor, guesses: Sequence[_Evaluation]
+    stacked: Tensor, candidates: Sequence[_Evaluation]
 ) -> Sequence[tuple[Tensor, Tensor] | None]:
     """Total variation of all candidates' images (N, B, C, H, W), if a term; gradients too."""
-    wanted = [any(isinstance(t, Smooth) for t in g.search.objective.terms) for g in guesses]
+    wanted = [any(isinstance(t, Smooth) for t in c.search.objective.terms) for c in candidates]
     if all(wanted):
         return variation_gradients(stacked)
     pairs = zip(stacked, wanted, strict=True)

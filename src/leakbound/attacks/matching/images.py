@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from leakbound.attacks.base import domain_of
+from leakbound.attacks.base import domain_of, uniform_inputs
 from leakbound.attacks.blind import public_examples
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.core import NotApplicable, Observation, Task
@@ -72,18 +71,22 @@ class DeepPrior(Images):
             raise NotApplicable("a deep image prior needs images (C, H, W) of 8 x 8 pixels or more")
         self.box = box
         # Uniform up to 0.1, as in Ulyanov et al. 2018.
-        self.noise = 0.1 * uniform((shape[0], width, *shape[2:]), generator, like=like)
+        self.noise = 0.1 * uniform(
+            (shape[0], width, *shape[2:]),
+            generator,
+            like=like,
+        )
         with torch.device("meta"):  # no draw from the global random state
             self.network = _UNet(width, shape[1])
         named = dict(self.network.named_parameters())
         self.names = list(named)
-        self.variables = [_drawn(name, p.shape, generator, like) for name, p in named.items()]
+        self.variables = [drawn(name, p.shape, generator, like) for name, p in named.items()]
 
     def __call__(self) -> Tensor:
         low, high = self.box
         weights = dict(zip(self.names, self.variables, strict=True))
-        drawn: Tensor = functional_call(self.network, weights, (self.noise,))
-        return low + (high - low) * drawn.sigmoid()
+        output = functional_call(self.network, weights, (self.noise,))
+        return low + (high - low) * output.sigmoid()
 
 
 class MixedRows(Images):
@@ -94,7 +97,12 @@ class MixedRows(Images):
     Source: Vero et al. 2023 (TabLeak), softmax structural prior.
     """
 
-    def __init__(self, domain: TableDomain, start: Tensor, like: Tensor) -> None:
+    def __init__(
+        self,
+        domain: TableDomain,
+        start: Tensor,
+        like: Tensor,
+    ) -> None:
         self.groups = domain.groups
         center, scale = domain.typical
         self.center = center.to(like)
@@ -125,13 +133,25 @@ class _UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         levels = [self.first(x)]
         for down in self.down:
-            levels.append(down(nn.functional.avg_pool2d(levels[-1], 2, ceil_mode=True)))
+            levels.append(
+                down(
+                    nn.functional.avg_pool2d(
+                        levels[-1],
+                        2,
+                        ceil_mode=True,
+                    )
+                )
+            )
         x = levels.pop()
         for up in self.up:
             beside = levels.pop()
-            wide = nn.functional.interpolate(x, size=beside.shape[2:], mode="bilinear")
+            wide = nn.functional.interpolate(
+                x,
+                size=beside.shape[2:],
+                mode="bilinear",
+            )
             x = up(torch.cat([wide, beside], 1))
-        return cast(Tensor, self.last(x))
+        return self.last(x)
 
 
 def _convolution(before: int, after: int) -> nn.Module:
@@ -142,17 +162,32 @@ def _convolution(before: int, after: int) -> nn.Module:
     )
 
 
-def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+def drawn(
+    name: str,
+    shape: torch.Size,
+    generator: torch.Generator,
+    like: Tensor,
+) -> Tensor:
     """Weights of variance 2 / fan-in, scales of 1, shifts of 0."""
     if len(shape) > 1:
-        start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
+        start = (
+            normal(
+                shape,
+                generator,
+                like=like,
+            )
+            * (2 / shape[1:].numel()) ** 0.5
+        )
     else:
         start = like.new_full(shape, float(name.endswith("weight")))
-    return cast(Tensor, start.requires_grad_())
+    return start.requires_grad_()
 
 
 def images_for(
-    settings: MatchingSettings, task: Task, observation: Observation, generator: torch.Generator
+    settings: MatchingSettings,
+    task: Task,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Images:
     shape = observation.batch_shape
     like = task.parameters
@@ -169,5 +204,4 @@ def images_for(
             return Pixels(noise)
         known = public.inputs.to(like)
         return Pixels(known.mean(0) + NEAR * known.std(0, correction=0) * noise)
-    low, high = task.input_range
-    return Pixels(low + (high - low) * uniform(shape, generator, like=like))
+    return Pixels(uniform_inputs(task, shape, generator))

@@ -13,7 +13,6 @@ from torch import Tensor
 from leakbound._util import optimizers
 from leakbound.attacks.base import boxed, outputs_of, probed, seen_task
 from leakbound.attacks.blind import gray
-from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
 from leakbound.attacks.matching.images import Images, images_for
@@ -48,7 +47,12 @@ WIDTH = 8
 """How many searches run together: more do not fit a processor's cache (measured)."""
 
 
-def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> str | None:
+def diagnose(
+    search: Search,
+    final: float,
+    images: Tensor,
+    labels: Tensor,
+) -> str | None:
     """Why the search whose best iterate this is has failed; None if no sign of failure shows."""
     if search.vanished:
         return "gradient vanished: the objective does not change with the inputs"
@@ -62,7 +66,11 @@ def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> st
     return unexplained_problem(objective, images, labels)
 
 
-def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) -> str | None:
+def unexplained_problem(
+    objective: Objective,
+    images: Tensor,
+    labels: Tensor,
+) -> str | None:
     """What an answer's unexplained share of the update says against it; None if nothing."""
     noise = objective.noise_share
     if noise > MOSTLY:
@@ -119,7 +127,8 @@ def begin(
     task = objective.task
     images = images or images_for(settings, task, observation, generator)
     labels = labels_of(settings, observation, generator)
-    features = _features(settings, observation, generator)
+    method = settings.feature_method if settings.feature_weight else None
+    features = None if method is None else method.find(observation, generator)
     more = terms_for(settings, observation, task, features, generator)
     objective = replace(objective, terms=(*objective.terms, *more))
     search = Search(objective, images, labels, features, companion)
@@ -127,7 +136,10 @@ def begin(
     return search
 
 
-def solve(settings: MatchingSettings, searches: Sequence[Search]) -> list[Reconstruction]:
+def solve(
+    settings: MatchingSettings,
+    searches: Sequence[Search],
+) -> list[Reconstruction]:
     """Run one search, or several of one `batch_key`, and return their answers."""
     run(settings, searches)
     return [answer(search) for search in searches]
@@ -160,12 +172,20 @@ def batch_key(search: Search) -> object:
 class Loop:
     """Adam for one search, or for several of one `batch_key`, with the settings' schedule."""
 
-    def __init__(self, settings: MatchingSettings, searches: Sequence[Search]) -> None:
+    def __init__(
+        self,
+        settings: MatchingSettings,
+        searches: Sequence[Search],
+    ) -> None:
         self.settings = settings
         self.evaluator = Evaluator(searches)
         variables = [variable for search in searches for variable in search.variables]
         fused = searches[0].exact is not None
-        self.optimizer = optimizers.Adam(variables, lr=settings.learning_rate, fused=fused)
+        self.optimizer = optimizers.Adam(
+            variables,
+            lr=settings.learning_rate,
+            fused=fused,
+        )
         self.rate = _schedule(settings)
         self.factor = 0.0
 
@@ -255,7 +275,7 @@ def answer(search: Search) -> Reconstruction:
     if search.objective.blank:
         return gray(search.objective.observation)
     search.recall()
-    images, labels = (part.detach() for part in search.guess())
+    images, labels = (part.detach() for part in search.candidate())
     final = float(search.best)
     features = search.features
     problem = diagnose(search, final, images, labels)
@@ -282,7 +302,9 @@ def _schedule(settings: MatchingSettings) -> Callable[[float], float]:
 
 
 def labels_of(
-    settings: MatchingSettings, observation: Observation, generator: torch.Generator
+    settings: MatchingSettings,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     if settings.labels == "joint":
         return _free_labels(observation, generator)
@@ -301,7 +323,10 @@ def labels_of(
         raise NotApplicable(f"{error.reason}; {mend}") from error
 
 
-def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor:
+def _free_labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Where a search for the labels begins: standard normal numbers."""
     task = observation.task
     count = observation.examples
@@ -323,7 +348,10 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
     return normal(shape, generator, like=task.parameters).requires_grad_()
 
 
-def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
+def _check_searchable(
+    observation: Observation,
+    shape: tuple[int, ...],
+) -> None:
     """Reject a function that does not take probabilities of classes."""
     task = observation.task
     evenly = observation.update.rows.new_full(shape, 1 / shape[1])
@@ -338,13 +366,3 @@ def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
             f"labels of {named(task.loss).name} cannot be searched: it does not take probabilities "
             "of classes; give the labels"
         ) from error
-
-
-def _features(
-    settings: MatchingSettings, observation: Observation, generator: torch.Generator
-) -> FoundFeatures | None:
-    """The features that the settings' method infers from the update; None if none is set."""
-    method = settings.feature_method
-    if method is None or not settings.feature_weight:
-        return None
-    return method.find(observation, generator)

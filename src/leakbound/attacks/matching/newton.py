@@ -60,7 +60,11 @@ class Linearized:
         ([1.0, 4.0], [2.0, 4.0], [2.0, 4.0])
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        at: Tensor,
+    ) -> None:
         self._x = at.detach().clone().requires_grad_()
         with torch.enable_grad():
             self._rows = function(self._x)
@@ -78,7 +82,12 @@ class Linearized:
         # A derivative of zero has no graph to differentiate again.
         if not self._back.requires_grad:
             return torch.zeros_like(self._dual)
-        (moved,) = torch.autograd.grad(self._back, self._dual, v, retain_graph=True)
+        (moved,) = torch.autograd.grad(
+            self._back,
+            self._dual,
+            v,
+            retain_graph=True,
+        )
         return moved
 
     def pull(self, u: Tensor) -> Tensor:
@@ -99,7 +108,12 @@ class PublicGaussian:
     rest: float
 
     @staticmethod
-    def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> PublicGaussian:
+    def of(
+        observation: Observation,
+        task: Task,
+        labels: Tensor,
+        known: bool,
+    ) -> PublicGaussian:
         """Fitted to public examples, with the mean of each class; else the middle of the range."""
         public = public_examples(observation)
         like = task.parameters
@@ -124,7 +138,12 @@ class PublicGaussian:
     def flat(self) -> PublicGaussian:
         """The same mean with equal variances."""
         total = self.rest + float(self.extra.sum()) / len(self.basis)
-        return replace(self, basis=self.basis[:, :0], extra=self.extra[:0], rest=total)
+        return replace(
+            self,
+            basis=self.basis[:, :0],
+            extra=self.extra[:0],
+            rest=total,
+        )
 
     def covariance(self, x: Tensor) -> Tensor:
         return self._times(x, self.rest, self.extra)
@@ -137,8 +156,19 @@ class PublicGaussian:
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """An example of the prior for each of the batch."""
-        wide = normal(self.mean.shape, generator, like=self.mean) * self.rest**0.5
-        few = normal((len(self.mean), len(self.extra)), generator, like=self.mean)
+        wide = (
+            normal(
+                self.mean.shape,
+                generator,
+                like=self.mean,
+            )
+            * self.rest**0.5
+        )
+        few = normal(
+            (len(self.mean), len(self.extra)),
+            generator,
+            like=self.mean,
+        )
         common = (few * self.extra.sqrt() @ self.basis.T).view_as(self.mean)
         return torch.add(self.mean + wide, common)
 
@@ -192,11 +222,19 @@ class GaussNewton(Attack):
     labels: str = "told"
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, directions=self.directions, restarts=self.restarts)
+        check.count(
+            steps=self.steps,
+            directions=self.directions,
+            restarts=self.restarts,
+        )
         check.one_of(["public", "none"], prior=self.prior)
         check.one_of(["told", "inferred"], labels=self.labels)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         settings = MatchingSettings(distance="euclidean", labels=self.labels)
         objective = Objective.of(settings, observation)
         task = objective.task
@@ -209,19 +247,28 @@ class GaussNewton(Attack):
         problem = _LeastSquares.of(objective, labels, prior)
         answers = list[Reconstruction]()
         for number in range(self.restarts):
-            start = self._start(number, prior, observation, generator)
+            if number == 1 and self.matching:
+                search = inverting_gradients(steps=self.matching)
+                start = search(observation, generator).inputs
+            else:
+                start = prior.draw(generator) if number else prior.mean
             x = start.clamp(*task.input_range)
             trace = list[float]()
             for metric in problem.metrics:
                 x, falls = problem.solve(x, metric, self)
                 trace += falls
-            said = unexplained_problem(objective, x, labels)
-            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), said))
+            failure = unexplained_problem(objective, x, labels)
+            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), failure))
             if trace[-1] < SOLVED:
                 break
         return min(answers, key=rank)
 
-    def near(self, objective: Objective, labels: Tensor, start: Tensor) -> Tensor:
+    def near(
+        self,
+        objective: Objective,
+        labels: Tensor,
+        start: Tensor,
+    ) -> Tensor:
         """Where the search from a start ends, without further starts."""
         known = self.prior == "public"
         prior = PublicGaussian.of(objective.observation, objective.task, labels, known)
@@ -229,19 +276,6 @@ class GaussNewton(Attack):
         if not len(prior.extra):
             problem = replace(problem, weight=0.0)  # gray is no knowledge
         return problem.solve(start, problem.metrics[-1], self)[0]
-
-    def _start(
-        self,
-        number: int,
-        prior: PublicGaussian,
-        observation: Observation,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """The prior's mean, then the answer of gradient matching, then draws from the prior."""
-        if number == 1 and self.matching:
-            search = inverting_gradients(steps=self.matching)
-            return search(observation, generator).inputs
-        return prior.draw(generator) if number else prior.mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,19 +290,23 @@ class _LeastSquares:
     metrics: tuple[PublicGaussian, ...]
 
     @staticmethod
-    def of(objective: Objective, labels: Tensor, prior: PublicGaussian) -> _LeastSquares:
+    def of(
+        objective: Objective,
+        labels: Tensor,
+        prior: PublicGaussian,
+    ) -> _LeastSquares:
         scale = objective.seen.new_ones(()) if objective.weights is None else objective.weights
         seen = objective.seen * scale
-        length: Tensor = seen.norm()
+        length = seen.norm()
         known = objective.observation.threat.defense_known
         share = max(objective.noise_share, ROUNDING)
 
         def rows(x: Tensor) -> Tensor:
-            own: Tensor = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
+            sent = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
             if known:
-                return own / length
-            fit = ((own * seen).sum() / own.square().sum().clamp_min(1e-30)).detach()
-            return own * (fit / length)
+                return sent / length
+            fit = ((sent * seen).sum() / sent.square().sum().clamp_min(1e-30)).detach()
+            return sent * (fit / length)
 
         count = int((scale != 0).sum()) if scale.ndim else seen.numel()
         metrics = (prior,) if share > CLEAN or not len(prior.extra) else (prior, prior.flat)
@@ -315,7 +353,12 @@ class _LeastSquares:
                 break
         return best[1], [*trace, best[0]]
 
-    def _along(self, x: Tensor, shift: Tensor, most: float) -> tuple[Tensor | None, float, bool]:
+    def _along(
+        self,
+        x: Tensor,
+        shift: Tensor,
+        most: float,
+    ) -> tuple[Tensor | None, float, bool]:
         for length in LENGTHS:
             moved = (x + length * shift).clamp(*self.box)
             after = self.value(moved)

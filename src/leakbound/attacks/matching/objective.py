@@ -17,7 +17,6 @@ from leakbound.attacks.matching.distances import (
     DISTANCES,
     Cosine,
     Euclidean,
-    closed,
     disorder,
 )
 from leakbound.attacks.matching.settings import MatchingSettings
@@ -79,7 +78,9 @@ class Objective:
 
     @staticmethod
     def of(
-        settings: MatchingSettings, observation: Observation, zeros_first: bool = False
+        settings: MatchingSettings,
+        observation: Observation,
+        zeros_first: bool = False,
     ) -> Objective:
         """Build it from the settings and an observation, without the terms that need draws."""
         refuse_codes(observation.task, observation.input_shape)
@@ -89,7 +90,11 @@ class Objective:
         seen = seen if whitener is None else whitener.whiten(seen)
         if zeros_first and hidden is not None:
             seen = seen.masked_fill(hidden, 0.0)
-        noise_share = observation.noise_share if whitener is None else _white_noise_share(seen)
+        noise_share = observation.noise_share
+        if whitener is not None:
+            energy = float(seen.double().square().sum())
+            # Whitened noise has variance 1 in every coordinate.
+            noise_share = min(1.0, seen.numel() / energy) if energy > 0 else 0.0
         images = has_neighbors(observation.input_shape)
         variation = settings.total_variation + settings.noise_variation * noise_share**0.5
         shown = 1.0 if hidden is None else 1 - float(hidden.double().mean())
@@ -130,7 +135,7 @@ class Objective:
     @property
     def blank(self) -> bool:
         """Whether the update is zero everywhere."""
-        return not bool((self.observation.update.rows != 0).any())
+        return not self.observation.update.rows.any()
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -142,7 +147,9 @@ class Objective:
         """The distance with its derivative in closed form; None if autograd has to find it."""
         if self.withheld is not None and self.ordered:
             return None
-        return closed(self.distance, self.seen, self.weights)
+        if self.distance == "cosine" and len(self.seen) == 1:
+            return Cosine(self.seen, self.weights)
+        return Euclidean(self.seen, self.weights) if self.distance == "euclidean" else None
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
         """The rows (R, P) that a candidate would have sent."""
@@ -166,7 +173,11 @@ class Objective:
             return total
         return total + self.ordered * disorder(rows, self.withheld, self.spans)
 
-    def penalties(self, images: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+    def penalties(
+        self,
+        images: Tensor,
+        terms: tuple[Term, ...],
+    ) -> list[Tensor]:
         """Each term's penalty for the images, times its weight."""
         layers = dict.fromkeys(name for term in terms for name in term.layers)
         inside: dict[str, Tensor] = {}
@@ -219,9 +230,3 @@ def _whitener(observation: Observation) -> Structured | None:
     if correlation is None or (correlation.blocks and observation.update.mask is not None):
         return None
     return correlation.to(observation.update.rows)
-
-
-def _white_noise_share(seen: Tensor) -> float:
-    energy = float(seen.double().square().sum())
-    # Whitened noise has variance 1 in every coordinate.
-    return min(1.0, seen.numel() / energy) if energy > 0 else 0.0

@@ -50,8 +50,8 @@ class TabLeak(Attack):
         ...     torch.nn.Linear(16, 2))
         >>> batch = lb.Batch(torch.tensor([[0.31, 0.0, 1.0]]), torch.tensor([1]))
         >>> attack = TabLeak(steps=600, restarts=2)
-        >>> found = lb.simulate(model, batch, attack=attack, domain=domain)
-        >>> [(age, sex)] = domain.rows(found.reconstruction)
+        >>> result = lb.simulate(model, batch, attack=attack, domain=domain)
+        >>> [(age, sex)] = domain.rows(result.reconstruction)
         >>> abs(int(age) - 31) <= 3, sex
         (True, 'm')
     """
@@ -77,7 +77,11 @@ class TabLeak(Attack):
             labels=self.labels,
         )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         domain = domain_of(observation.task, TableDomain)
         search = self._search()
         # All searches draw from one generator in turn, when they begin.
@@ -98,7 +102,11 @@ class TabLeak(Attack):
         return replace(answer, agreement=agree.double().mean(0))
 
 
-def _aligned(domain: TableDomain, best: Reconstruction, other: Reconstruction) -> Reconstruction:
+def _aligned(
+    domain: TableDomain,
+    best: Reconstruction,
+    other: Reconstruction,
+) -> Reconstruction:
     """Another search's rows in the order of the best one's."""
     costs = domain.distances(domain.hard(best.inputs), domain.hard(other.inputs), LOOSE)
     order = torch.as_tensor(linear_sum_assignment(costs.numpy())[1])

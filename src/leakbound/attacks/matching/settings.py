@@ -15,8 +15,17 @@ from leakbound.core import Task
 
 __all__ = ["MatchingSettings", "unlisted"]
 
-STATISTICS = ("best", "running", "proxy", "exact")
-FORMS = ("best", "cosine", "span")
+CHOICES = {
+    "distance": tuple(DISTANCES),
+    "optimizer": ("adam", "lbfgs"),
+    "schedule": ("stages", "step", "cosine", "constant"),
+    "initialization": ("normal", "uniform"),
+    "labels": ("told", "inferred", "joint"),
+    "image": ("pixels", "deep_prior", "mixed"),
+    "statistics": ("best", "running", "proxy", "exact"),
+    "feature_form": ("best", "cosine", "span"),
+}
+"""The words that a setting may have."""
 
 
 def unlisted(default: Any) -> Any:
@@ -105,31 +114,29 @@ class MatchingSettings(Attack):
     ordered: float = unlisted(0.0)
 
     def __post_init__(self) -> None:
-        check.one_of(DISTANCES, distance=self.distance)
-        check.one_of(["adam", "lbfgs"], optimizer=self.optimizer)
-        check.one_of(["stages", "step", "cosine", "constant"], schedule=self.schedule)
-        check.one_of(["normal", "uniform"], initialization=self.initialization)
-        check.one_of(["told", "inferred", "joint"], labels=self.labels)
-        check.count(steps=self.steps)
-        check.positive(learning_rate=self.learning_rate)
-        check.non_negative(smoothing=self.smoothing)
+        for name, words in CHOICES.items():
+            check.one_of(words, **{name: getattr(self, name)})
+        # The user's own method is imported when it is used: settings alone run no code.
+        if ":" not in self.features:
+            check.one_of(["none", "cocktail_party"], features=self.features)
+        check.count(steps=self.steps, width=self.width)
+        check.positive(learning_rate=self.learning_rate, first_norm=self.first_norm)
+        check.non_negative(
+            total_variation=self.total_variation,
+            noise_variation=self.noise_variation,
+            smoothing=self.smoothing,
+            enough=self.enough or 0.0,
+            batch_norm=self.batch_norm,
+            feature_weight=self.feature_weight,
+            size=self.size,
+            prior_weight=self.prior_weight,
+            ordered=self.ordered,
+        )
         if self.smoothing and self.schedule != "stages":
             raise ValueError(
                 f"smoothing is {self.smoothing} and schedule {self.schedule!r}: smoothing falls "
                 "from stage to stage, so set schedule to 'stages' or smoothing to 0"
             )
-        check.non_negative(total_variation=self.total_variation, size=self.size)
-        check.non_negative(noise_variation=self.noise_variation, enough=self.enough or 0.0)
-        check.one_of(["pixels", "deep_prior", "mixed"], image=self.image)
-        check.count(width=self.width)
-        check.non_negative(batch_norm=self.batch_norm, feature_weight=self.feature_weight)
-        check.non_negative(prior_weight=self.prior_weight, ordered=self.ordered)
-        check.positive(first_norm=self.first_norm)
-        check.one_of(STATISTICS, statistics=self.statistics)
-        # The user's own method is imported when it is used: settings alone run no code.
-        if ":" not in self.features:
-            check.one_of(["none", "cocktail_party"], features=self.features)
-        check.one_of(FORMS, feature_form=self.feature_form)
 
     @property
     def feature_method(self) -> FeatureMethod | None:
@@ -138,8 +145,7 @@ class MatchingSettings(Attack):
             return None
         if self.features == "cocktail_party":
             return CocktailParty()
-        method: FeatureMethod = user_code.find("features", self.features)()
-        return method
+        return user_code.find("features", self.features)()
 
     def plant(self, task: Task) -> Task:
         """The task that the features' method needs from a malicious server."""

@@ -54,21 +54,9 @@ class Smooth:
         return total_variation(images)
 
 
-@dataclass(frozen=True)
-class Small:
-    """Mean squared distance from the middle of the input range (Yin et al. 2021, the l2 prior)."""
-
-    weight: float
-    middle: float
-    layers: tuple[str, ...] = ()
-
-    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        return (images - self.middle).square().mean()
-
-
 @dataclass(frozen=True, eq=False)
-class Learned:
-    """The user's own penalty, such as the distance to a denoiser's answer."""
+class Penalty:
+    """A function of the images alone, such as the distance to the user's denoiser's answer."""
 
     weight: float
     penalty: Callable[[Tensor], Tensor]
@@ -103,10 +91,9 @@ class SameStatistics:
         for name, (mean, variance) in self.known.items():
             parts = torch.split(inside[name], list(self.cohort)) if self.cohort else (inside[name],)
             means, variances = zip(*map(statistics_of, parts), strict=True)
-            own_mean = torch.stack(means).mean(0)
-            own_variance = torch.stack(variances).mean(0)
-            off = _length(own_mean - mean) + _length(own_variance - variance)
-            total = total + factor * off
+            off_mean = torch.stack(means).mean(0) - mean
+            off_variance = torch.stack(variances).mean(0) - variance
+            total = total + factor * (_length(off_mean) + _length(off_variance))
             factor = 1.0
         return total
 
@@ -129,12 +116,13 @@ class SameFeatures:
         return (self.features.layer,)
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        own = inside[self.features.layer].flatten(1)
-        own = own / _lengths(own)
+        vectors = inside[self.features.layer].flatten(1)
+        square = vectors.square().sum(1, keepdim=True)
+        vectors = vectors / square.clamp_min(TINY**2).sqrt()
         if self.form == "span":
-            basis = self.features.basis.to(own)
-            return 1 - (own @ basis).square().sum(1).mean()
-        cosines = own @ self.features.vectors.to(own).T
+            basis = self.features.basis.to(vectors)
+            return 1 - (vectors @ basis).square().sum(1).mean()
+        cosines = vectors @ self.features.vectors.to(vectors).T
         likeness = cosines if self.features.signed else cosines.square()
         rows, columns = linear_sum_assignment(
             # NaN counts as worse than every cosine.
@@ -143,7 +131,11 @@ class SameFeatures:
         return 1 - likeness[torch.as_tensor(rows), torch.as_tensor(columns)].mean()
 
 
-def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, Statistics]:
+def statistics(
+    kind: str,
+    observation: Observation,
+    task: Task,
+) -> Mapping[str, Statistics]:
     """The assumed statistics of the batch in every batch norm: "exact" (as given), "proxy" (of
     public images), "running" (of the model as sent), or "best" (the first of these three that is
     available, otherwise none).
@@ -161,8 +153,8 @@ def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, 
             return batch_statistics(task, public.inputs[:PUBLIC].to(task.parameters))
     if kind == "proxy":
         raise NotApplicable("there are no public images to take the statistics from")
-    held = {n: _running(task, n) for n in norms}
-    known = {n: own for n, own in held.items() if own is not None}
+    running = {name: _running(task, name) for name in norms}
+    known = {name: pair for name, pair in running.items() if pair is not None}
     if len(known) == len(norms):
         return known
     if kind == "best":
@@ -180,7 +172,9 @@ def terms_for(
     """The terms other than the total variation whose weights are not zero."""
     terms = list[Term]()
     if settings.size:
-        terms.append(Small(settings.size, sum(task.input_range) / 2))
+        middle = sum(task.input_range) / 2
+        # Yin et al. 2021, the l2 prior.
+        terms.append(Penalty(settings.size, lambda images: (images - middle).square().mean()))
     if settings.batch_norm:
         known = statistics(settings.statistics, observation, task)
         if known:
@@ -191,7 +185,7 @@ def terms_for(
         build = user_code.find("prior", settings.prior)
         with user_code.seeded(generator):
             penalty = build(input_shape=observation.input_shape)
-        terms.append(Learned(settings.prior_weight, penalty))
+        terms.append(Penalty(settings.prior_weight, penalty))
     if features is not None:
         form = settings.feature_form
         if form == "best":  # a span of as many directions as the layer has is uninformative
@@ -204,14 +198,10 @@ def _running(task: Task, name: str) -> Statistics | None:
     """The running statistics of a norm; None if there are none, or only the initial ones."""
     mean = task.buffers.get(f"{name}.running_mean")
     variance = task.buffers.get(f"{name}.running_var")
-    if mean is None or variance is None or not bool((mean != 0).any() | (variance != 1).any()):
+    if mean is None or variance is None or not bool(mean.any() | (variance != 1).any()):
         return None
     return mean, variance
 
 
 def _length(x: Tensor) -> Tensor:
     return x.square().sum().clamp_min(TINY**2).sqrt()
-
-
-def _lengths(x: Tensor) -> Tensor:
-    return x.square().sum(1, keepdim=True).clamp_min(TINY**2).sqrt()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,8 +108,16 @@ class LearnedPrior(Attack):
     training: int = 800
 
     def __post_init__(self) -> None:
-        check.count(restarts=self.restarts, levels=self.levels, training=self.training)
-        check.positive(highest=self.highest, lowest=self.lowest, reach=self.reach)
+        check.count(
+            restarts=self.restarts,
+            levels=self.levels,
+            training=self.training,
+        )
+        check.positive(
+            highest=self.highest,
+            lowest=self.lowest,
+            reach=self.reach,
+        )
         check.non_negative(renoise=self.renoise)
         check.one_of(["told", "inferred"], labels=self.labels)
         if self.lowest > self.highest:
@@ -125,20 +134,36 @@ class LearnedPrior(Attack):
             labels=self.labels,
         )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         objective = Objective.of(self._settings(), observation)
         if objective.blank:
             return gray(observation)
-        if not bool(observation.update.rows.isfinite().all()):
+        if not observation.update.rows.isfinite().all():
             raise NotApplicable("the update is not finite")
-        prior = prior_for(self.prior, observation, generator, steps=self.training)
+        prior = prior_for(
+            self.prior,
+            observation,
+            generator,
+            steps=self.training,
+        )
         chains = [_Chain(self, objective, prior, generator) for _ in range(self.restarts)]
         for chain in chains:
             chain.run()
         nats = torch.tensor([chain.nats for chain in chains], dtype=torch.float64)
         # Finite: infinity minus infinity is NaN in a softmax.
         weights = torch.softmax(-nats.nan_to_num(nan=torch.inf).clamp_max(1e300) / ALIKE, 0)
-        mean = sum(w * c.answer.double() for w, c in zip(weights, chains, strict=True))
+        mean = sum(
+            w * c.answer.double()
+            for w, c in zip(
+                weights,
+                chains,
+                strict=True,
+            )
+        )
         assert isinstance(mean, Tensor)  # there is a chain
         best = chains[int(weights.argmax())]
         images = boxed(prior.natural(mean.to(best.answer)), observation.task)
@@ -173,7 +198,14 @@ class _Chain:
     def __post_init__(self) -> None:
         shape = self.objective.observation.batch_shape
         like = self.objective.seen
-        self.images = Standardized(self.prior, normal(shape, self.generator, like=like))
+        self.images = Standardized(
+            self.prior,
+            normal(
+                shape,
+                self.generator,
+                like=like,
+            ),
+        )
         self.labels = self._search(math.inf).labels
         self.answer = self.images.start.detach().clone()
         self.sigma = self.attack.highest
@@ -185,7 +217,7 @@ class _Chain:
         known = self.objective.observation.noise_variance
         if self.objective.whitener is not None:
             return 1.0
-        if known is None or not bool((known > 0).any()):
+        if known is None or not (known > 0).any():
             return None
         scaled = known if weights is None else known * weights.double().square()
         return float(scaled[scaled > 0].median())
@@ -218,7 +250,15 @@ class _Chain:
                 ratio = self._lowest() / self.sigma
                 self.sigma *= min(1.0, ratio) ** (1 / (attack.levels - level))
             sigma = self.sigma
-            fresh = attack.renoise * sigma * normal(u.shape, self.generator, like=u)
+            fresh = (
+                attack.renoise
+                * sigma
+                * normal(
+                    u.shape,
+                    self.generator,
+                    like=u,
+                )
+            )
             anchor = self._denoised(u.detach() + fresh, sigma)
             with torch.no_grad():
                 u.copy_(anchor)
@@ -242,7 +282,11 @@ class _Chain:
         steep = 0.0
         for _ in range(PROBES):
             along = (seen * normal(seen.shape, source, like=seen)).sum()
-            (slope,) = torch.autograd.grad(along, self.images.start, retain_graph=True)
+            (slope,) = torch.autograd.grad(
+                along,
+                self.images.start,
+                retain_graph=True,
+            )
             steep += float(slope.double().square().mean()) / PROBES
         alone = math.sqrt(self.known / steep) if steep > 0 else math.inf
         return min(most, max(LEAST, alone))
@@ -252,7 +296,14 @@ class _Chain:
         classes = labels if labels.ndim == 1 and not labels.is_floating_point() else None
         return self.prior.denoise(x, sigma, classes)
 
-    def _descend(self, steps: int, anchor: Tensor, sigma: float, reach: float, done: float) -> None:
+    def _descend(
+        self,
+        steps: int,
+        anchor: Tensor,
+        sigma: float,
+        reach: float,
+        done: float,
+    ) -> None:
         """Adam on the likelihood plus the distance to the anchor; its rate falls to 0."""
         u = self.images.start
         variance = self.variance(sigma)
@@ -333,14 +384,14 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
     rectifiers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
     spread: dict[str, float] = {}
 
-    def measure(name: str, module: nn.Module) -> None:
+    def measure(name: str) -> Any:
         def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             spread[name] = float(args[0].detach().double().std())
 
-        module.register_forward_pre_hook(look)
+        return look
 
     for name, module in rectifiers:
-        measure(name, module)
+        module.register_forward_pre_hook(measure(name))
     with torch.no_grad():
         forward(replace(task, model=model), probe)
     model = copies.duplicate(task.model)  # without hooks

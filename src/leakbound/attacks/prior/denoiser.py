@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ class DenoisingBlock(nn.Module):
     def forward(self, x: Tensor, known: Tensor) -> Tensor:
         scale, shift = self.film(known).view(len(x), -1, *[1] * (x.ndim - 2)).chunk(2, 1)
         inner = functional.silu(self.norm(x) * (1 + scale) + shift)
-        return cast(Tensor, x + self.two(functional.silu(self.one(inner))))
+        return x + self.two(functional.silu(self.one(inner)))
 
 
 class UNet(nn.Module):
@@ -63,7 +62,11 @@ class UNet(nn.Module):
         height, width = x.shape[2:]
         # Folding and two halvings need sides that they divide.
         side = 4 * self.fold
-        x = functional.pad(x, (0, -width % side, 0, -height % side), mode="replicate")
+        x = functional.pad(
+            x,
+            (0, -width % side, 0, -height % side),
+            mode="replicate",
+        )
         x = self.first(functional.pixel_unshuffle(x, self.fold))
         levels = []
         for block, wider in zip(self.down, self.wider, strict=True):
@@ -71,7 +74,11 @@ class UNet(nn.Module):
             x = wider(functional.avg_pool2d(levels[-1], 2))
         for block in self.middle:
             x = block(x, known)
-        for narrower, block in zip(reversed(self.narrower), reversed(self.up), strict=True):
+        for narrower, block in zip(
+            reversed(self.narrower),
+            reversed(self.up),
+            strict=True,
+        ):
             x = block(functional.interpolate(narrower(x), scale_factor=2.0) + levels.pop(), known)
         return functional.pixel_shuffle(self.last(x), self.fold)[:, :, :height, :width]
 
@@ -90,7 +97,7 @@ class Perceptron(nn.Module):
         inner = self.first(x.flatten(1))
         for block in self.blocks:
             inner = block(inner, known)
-        return cast(Tensor, self.last(inner).view(x.shape))
+        return self.last(inner).view(x.shape)
 
 
 class Denoiser(nn.Module):
@@ -105,7 +112,12 @@ class Denoiser(nn.Module):
     center: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, ...], classes: int = 0, width: int = 0) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int = 0,
+        width: int = 0,
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.classes = classes
@@ -115,7 +127,12 @@ class Denoiser(nn.Module):
         net = UNet if pictured(shape) else Perceptron
         self.net = net(shape, 2 * len(WAVES) + classes, self.width)
 
-    def forward(self, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """Examples (N, *S) without their noise, whose standard deviations are `sigma` (N,)."""
         # EDM's input for the level: ln(sigma) / 4.
         level = sigma.log() / 4
@@ -126,7 +143,7 @@ class Denoiser(nn.Module):
         wide = sigma.view(-1, *[1] * (x.ndim - 1))
         total = 1 + wide.square()
         out = self.net(x / total.sqrt(), torch.cat([torch.stack(known, 1), labeled], 1))
-        return cast(Tensor, x / total + out * wide / total.sqrt())
+        return x / total + out * wide / total.sqrt()
 
 
 def pictured(shape: tuple[int, ...]) -> bool:
@@ -135,7 +152,16 @@ def pictured(shape: tuple[int, ...]) -> bool:
 
 
 def _layer(before: int, after: int, flat: bool) -> nn.Module:
-    return nn.Linear(before, after) if flat else nn.Conv2d(before, after, 3, padding=1)
+    return (
+        nn.Linear(before, after)
+        if flat
+        else nn.Conv2d(
+            before,
+            after,
+            3,
+            padding=1,
+        )
+    )
 
 
 LEAST = 0.01
@@ -197,59 +223,52 @@ def train_prior(
     source = stream(seed, "learned prior")
     model = unfilled(lambda: Denoiser(tuple(inputs.shape[1:]), classes if labeled else 0, width))
     _begin(model, inputs, source)
-    _Training(model, inputs, labels if labeled else None, source).run(steps, watch)
+    known = (inputs - model.center) / model.scale
+    slow = [p.detach().clone() for p in model.parameters()]
+    optimizer = optimizers.AdamW(
+        model.parameters(),
+        lr=RATE,
+        weight_decay=DECAY[pictured(model.shape)],
+        betas=(0.9, 0.99),
+        fused=True,
+    )
+    for step in range(steps):
+        loss = _loss(model, known, labels if labeled else None, source)
+        rate = 0.5 * RATE * (1 + math.cos(math.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / WARM)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        # The average is short at first, so that the initial weights do not stay in it.
+        share = 1 - min(SLOW, (step + 1) / (step + 10))
+        torch._foreach_lerp_(slow, [p.detach() for p in model.parameters()], share)
+        if watch is not None and watch(step + 1, float(loss.detach())):
+            break
+    with torch.no_grad():
+        for p, average in zip(model.parameters(), slow, strict=True):
+            p.copy_(average)
     return model.eval().requires_grad_(False)
 
 
-class _Training:
-    def __init__(
-        self, model: Denoiser, inputs: Tensor, labels: Tensor | None, source: torch.Generator
-    ) -> None:
-        self.model = model
-        self.labels = labels
-        self.source = source
-        self.known = (inputs - model.center) / model.scale
-        self.slow = [p.detach().clone() for p in model.parameters()]
-        self.optimizer = optimizers.AdamW(
-            model.parameters(),
-            lr=RATE,
-            weight_decay=DECAY[pictured(model.shape)],
-            betas=(0.9, 0.99),
-            fused=True,
-        )
-
-    def run(self, steps: int, watch: Watch | None) -> None:
-        for step in range(steps):
-            loss = self.loss()
-            rate = 0.5 * RATE * (1 + math.cos(math.pi * step / steps))
-            self.optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / WARM)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            # The average is short at first, so that the initial weights do not stay in it.
-            share = 1 - min(SLOW, (step + 1) / (step + 10))
-            torch._foreach_lerp_(self.slow, [p.detach() for p in self.model.parameters()], share)
-            if watch is not None and watch(step + 1, float(loss.detach())):
-                break
-        with torch.no_grad():
-            for p, slow in zip(self.model.parameters(), self.slow, strict=True):
-                p.copy_(slow)
-
-    def loss(self) -> Tensor:
-        source = self.source
-        at = (uniform((BATCH,), source) * len(self.known)).long()
-        clean = self.known[at]
-        low = math.log(LEAST)
-        high = math.log(MOST)
-        sigma = (low + (high - low) * uniform((BATCH,), source)).exp()
-        wide = sigma.view(-1, *[1] * (clean.ndim - 1))
-        labeled = self.labels is not None and bool(uniform((1,), source) >= UNLABELED)
-        labels = self.labels[at] if labeled and self.labels is not None else None
-        denoised = self.model(clean + wide * normal(clean.shape, source), sigma, labels)
-        # EDM's weight, for data of variance 1.
-        loss: Tensor = ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
-        return loss
+def _loss(
+    model: Denoiser,
+    known: Tensor,
+    labels: Tensor | None,
+    source: torch.Generator,
+) -> Tensor:
+    """Of denoising some of the examples, at levels drawn log-uniformly."""
+    at = (uniform((BATCH,), source) * len(known)).long()
+    clean = known[at]
+    low = math.log(LEAST)
+    high = math.log(MOST)
+    sigma = (low + (high - low) * uniform((BATCH,), source)).exp()
+    wide = sigma.view(-1, *[1] * (clean.ndim - 1))
+    if labels is not None:
+        labels = labels[at] if uniform((1,), source) >= UNLABELED else None
+    denoised = model(clean + wide * normal(clean.shape, source), sigma, labels)
+    # EDM's weight, for data of variance 1.
+    return ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
 
 
 def _begin(model: Denoiser, inputs: Tensor, source: torch.Generator) -> None:

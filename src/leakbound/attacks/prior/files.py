@@ -44,8 +44,8 @@ class DenoisingPrior:
 def digest(public: Batch) -> str:
     """SHA-256 of public examples and labels, in hex."""
     state = hashlib.sha256(repr(tuple(public.inputs.shape)).encode())
-    for value, kind in ((public.inputs, torch.float64), (public.labels, torch.float64)):
-        state.update(value.detach().cpu().to(kind).contiguous().numpy().data)
+    for value in (public.inputs, public.labels):
+        state.update(value.detach().cpu().double().contiguous().numpy().data)
     return state.hexdigest()
 
 
@@ -102,7 +102,11 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
 
 
 def prior_for(
-    name: str, observation: Observation, generator: torch.Generator, *, steps: int
+    name: str,
+    observation: Observation,
+    generator: torch.Generator,
+    *,
+    steps: int,
 ) -> DenoisingPrior:
     """The prior that a setting names: "" (trained on the attacker's public examples), a file of
     `leakbound train-prior`, or the user's "package.module:build".
@@ -124,10 +128,9 @@ def prior_for(
         model = copy.deepcopy(model).to(like)
 
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
-        known = labels if labels is not None and bool((labels < model.classes).all()) else None
+        known = labels if labels is not None and (labels < model.classes).all() else None
         with torch.no_grad():
-            denoised: Tensor = model(x, x.new_full((len(x),), sigma), known)
-        return denoised
+            return model(x, x.new_full((len(x),), sigma), known)
 
     return DenoisingPrior(denoise, model.center, model.scale)
 
@@ -150,7 +153,10 @@ def _of_public(observation: Observation, steps: int) -> Denoiser:
 
     def train() -> Denoiser:
         model = train_prior(
-            public, classes=classes, steps=steps, watch=lambda step, loss: is_over()
+            public,
+            classes=classes,
+            steps=steps,
+            watch=lambda step, loss: is_over(),
         )
         if is_over():
             raise _OutOfTime(model)
@@ -162,7 +168,11 @@ def _of_public(observation: Observation, steps: int) -> Denoiser:
         return stopped.model
 
 
-def _of_user(name: str, observation: Observation, generator: torch.Generator) -> DenoisingPrior:
+def _of_user(
+    name: str,
+    observation: Observation,
+    generator: torch.Generator,
+) -> DenoisingPrior:
     """`build(input_shape=...)` returns `denoise(x, sigma)`: examples (N, *S) in the model's units
     without their Gaussian noise of standard deviation `sigma`.
     """

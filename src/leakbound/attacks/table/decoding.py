@@ -116,7 +116,11 @@ class SpanDecoding(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         seen = view(task, table_domain(task))
 
@@ -126,7 +130,12 @@ class SpanDecoding(Attack):
 TOLERANCE = Tolerance(1e-5, 0.05, lambda free: 6 * free**0.5)
 
 
-def rows_span(gradient: Tensor, count: int, noise: float, rounding: float) -> Span:
+def rows_span(
+    gradient: Tensor,
+    count: int,
+    noise: float,
+    rounding: float,
+) -> Span:
     """The row space of a gradient (units, d) of at most `count` examples.
 
     A singular value counts if it exceeds those of the known noise, or of rounding. If more than
@@ -217,7 +226,11 @@ class _Test:
     def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
         """(N, len(columns)) what the options of prefixes (N, k) add together."""
         if not prefixes.shape[1]:
-            return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
+            return torch.zeros(
+                len(prefixes),
+                len(columns),
+                dtype=torch.float64,
+            )
         at = prefixes + self.starts[: prefixes.shape[1]]
         adds = self.adds[:, columns].contiguous()
         return torch.nn.functional.embedding_bag(at, adds, mode="sum")
@@ -255,7 +268,10 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     def rows(some: Tensor) -> Survivors:
         return Survivors.of(row, seen, span, some)
 
-    def split(some: Tensor, keep: Callable[[Survivors], Tensor]) -> tuple[Tensor, Tensor]:
+    def split(
+        some: Tensor,
+        keep: Callable[[Survivors], Tensor],
+    ) -> tuple[Tensor, Tensor]:
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
         return some[kept], some[~kept]
 
@@ -279,30 +295,38 @@ def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     task = row.task
     weights = row.observation.weights
     sent = torch.ones_like(row.values) if weights is None else weights[row.at]
-    flat = [row.values, task.parameters, sent]
-    flat += [] if row.variance is None else [row.variance]
-    gradient, held, trust, *spread = (joint(task, name, each) for each in flat)
-    bias = parameter(name, "bias") in task.names and bool(trust[:, -1].any())
-    width = trust.shape[1] - (not bias and parameter(name, "bias") in task.names)
-    whole = (trust[:, :width] > 0).all(1)
+    trust = joint(task, name, sent) > 0
+    has_bias = parameter(name, "bias") in task.names
+    bias = has_bias and bool(trust[:, -1].any())
+    width = trust.shape[1] - (has_bias and not bias)
+    whole = trust[:, :width].all(1)
     if int(whole.sum()) < row.count:
         raise NotApplicable(
             f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
             f"of {row.count} rows needs as many"
         )
-    gradient = gradient[whole, :width]
-    held = held[whole, :width]
+
+    def part(flat: Tensor) -> Tensor:
+        return joint(task, name, flat)[whole, :width]
+
+    gradient = part(row.values)
     rounding = ROUNDING * float(torch.finfo(row.values.dtype).eps)
-    noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
+    noise = 0.0 if row.variance is None else float(part(row.variance).mean()) ** 0.5
     # Noise hides a multiple of the weights.
-    gradient = gradient if noise else _plain(gradient, held, row.count, rounding)
+    if not noise:
+        gradient = _plain(gradient, part(task.parameters), row.count, rounding)
     span = rows_span(gradient, row.count, noise, rounding)
     left = torch.zeros(len(whole), span.rank, dtype=torch.float64)
     left[whole] = span.left
     return replace(span, left=left), bias
 
 
-def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tensor:
+def _plain(
+    gradient: Tensor,
+    held: Tensor,
+    count: int,
+    rounding: float,
+) -> Tensor:
     """A gradient (units, d) less a multiple of the weights `held`, if this lowers its rank.
 
     SGD with weight decay adds one multiple of the first weights, and multiples of rows that the
@@ -347,9 +371,21 @@ class Survivors:
     determined: bool
 
     @staticmethod
-    def of(row: SentRow, seen: LayerView, span: Span, chosen: Tensor) -> Survivors:
+    def of(
+        row: SentRow,
+        seen: LayerView,
+        span: Span,
+        chosen: Tensor,
+    ) -> Survivors:
         projected = span.on(torch.cat([block.places for block in seen.levels]))
-        values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
+        values = [
+            b.seen[k]
+            for b, k in zip(
+                seen.levels,
+                chosen.T,
+                strict=True,
+            )
+        ]
         weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
         points = weights * span.sizes
@@ -388,10 +424,11 @@ class Survivors:
         dual = torch.linalg.pinv(self.points[kept])
         column = self.span.left * self.span.sizes @ dual
         repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
-        fill = repeats[: count - rank], blind[: count - len(kept)]
-        rows = torch.cat([self.rows[kept], self.rows[fill[0]], fill[1]])[:count]
-        rest = self.span.sizes
-        left = float((torch.diag(rest) @ (torch.eye(rank) - basis.T @ basis)).norm() / rest.norm())
+        every_row = (self.rows[kept], self.rows[repeats[: count - rank]], blind)
+        rows = torch.cat(every_row)[:count]
+        sizes = self.span.sizes
+        rest = torch.diag(sizes) @ (torch.eye(rank) - basis.T @ basis)
+        left = float(rest.norm() / sizes.norm())
         bound = torch.maximum(CLEAR * column.abs().amax(0), 6 * self.span.noise * dual.norm(dim=0))
         wrong = bool((column.abs() * self._off(kept, MOVES[-1]).T > bound).any())
         said = []

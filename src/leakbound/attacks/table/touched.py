@@ -71,7 +71,11 @@ class TouchedRows(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)
@@ -89,10 +93,8 @@ class TouchedRows(Attack):
             known = {k: rows for k, rows in touched.items() if k not in many and rows.any()}
             try:
                 seen = view(task, domain)
-                restricted = replace(
-                    seen, levels=tuple(_among(block, known) for block in seen.levels)
-                )
-                answer = decoded(row, restricted, self.prefixes)
+                blocks = tuple(_among(block, known) for block in seen.levels)
+                answer = decoded(row, replace(seen, levels=blocks), self.prefixes)
                 reason = answer.problem
             except NotApplicable as error:
                 answer = Answer(blind)
@@ -110,10 +112,12 @@ class TouchedRows(Attack):
 
         answer = each_row(observation, task, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
+        # Only where no mode of the model changes rows at random before the layer.
+        public = domain.start(ROWS, stream(0, "touched", "rows")).to(task.parameters)
         kept = {
             start: held
             for start, held in tables.items()
-            if all(_handed_on(task, domain, one.weight.rpartition(".")[0]) for one in held)
+            if all(unchanging(task, public, one.weight.rpartition(".")[0]) for one in held)
         }
         return replace(answer, facts=_facts(domain, kept, each, level))
 
@@ -129,14 +133,10 @@ class TouchedRows(Attack):
         }
 
 
-def _handed_on(task: Task, domain: TableDomain, name: str) -> bool:
-    """Whether a module gets the same of rows in every mode: none are changed at random."""
-    rows = domain.start(ROWS, stream(0, "touched", "rows")).to(task.parameters)
-    return unchanging(task, rows, name)
-
-
 def _by_column(
-    domain: TableDomain, tables: Mapping[int, list[_Levels]], each: Sequence[Mapping[int, Tensor]]
+    domain: TableDomain,
+    tables: Mapping[int, list[_Levels]],
+    each: Sequence[Mapping[int, Tensor]],
 ) -> Iterator[tuple[Column, Tensor]]:
     """Every column whose levels have weights of their own, and which are touched (L,) in a row.
 
@@ -216,7 +216,11 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
         for block in seen.levels:
             one_hot = len(block.options) == len(block.places) > 1
             if one_hot and torch.equal(block.seen != 0, torch.eye(len(block.seen)) > 0):
-                known = _Levels(parameter(seen.name, "weight"), block.places, across=True)
+                known = _Levels(
+                    parameter(seen.name, "weight"),
+                    block.places,
+                    across=True,
+                )
                 tables.setdefault(block.start, [known])
     except NotApplicable:
         pass
@@ -225,7 +229,10 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
     return tables
 
 
-def _touched(row: SentRow, tables: Mapping[int, list[_Levels]]) -> dict[int, Tensor]:
+def _touched(
+    row: SentRow,
+    tables: Mapping[int, list[_Levels]],
+) -> dict[int, Tensor]:
     """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
     weights have a gradient, or are padding.
     """

@@ -71,14 +71,22 @@ class LayerView:
         if not self.bias:
             return self
         first = self.levels[0]
-        first = replace(first, places=first.places[:-1], seen=first.seen[:, :-1])
+        first = replace(
+            first,
+            places=first.places[:-1],
+            seen=first.seen[:, :-1],
+        )
         return replace(self, bias=False, levels=(first, *self.levels[1:]))
 
     def rows(self, chosen: Tensor, inside: Tensor) -> Tensor:
         """Rows (N, n) with the chosen option (N, len(levels)) of each block; their numbers follow
         from the layer's inputs (N, d).
         """
-        rows = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
+        rows = torch.zeros(
+            len(chosen),
+            *self.domain.shape,
+            dtype=torch.float64,
+        )
         for block, at in zip(self.levels, chosen.T, strict=True):
             block.put(rows, at)
         for block in self.numbers:
@@ -165,7 +173,11 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
 
 
 def _sorted(
-    task: Task, domain: TableDomain, name: str, first: Tensor, blocks: Sequence[Block]
+    task: Task,
+    domain: TableDomain,
+    name: str,
+    first: Tensor,
+    blocks: Sequence[Block],
 ) -> LayerView:
     """The view, from the layer's input (d,) for one row and its blocks."""
     bias = parameter(name, "bias") in task.names
@@ -209,7 +221,12 @@ def joint(task: Task, name: str, flat: Tensor) -> Tensor:
     return torch.cat(wide, 1).double().cpu()
 
 
-def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
+def silent(
+    task: Task,
+    name: str,
+    rows: Tensor,
+    parameters: Tensor,
+) -> Tensor:
     """(N, units) whether no output of the model depends on a unit of the linear layer `name`."""
     held: list[Tensor] = []
 
@@ -218,11 +235,10 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         return held[-1]
 
     off = []
+    layer = task.model.get_submodule(name)
     for part in torch.split(rows, AT_ONCE):
-        hook = task.model.get_submodule(name).register_forward_hook(cut)
-        with torch.enable_grad():
+        with torch.enable_grad(), layer.register_forward_hook(cut):
             output = forward(task, part.to(task.parameters), parameters).flatten(1)
-        hook.remove()
         weight = torch.arange(1, output.shape[1] + 1).to(output).sqrt()  # no sum of slopes is 0
         (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
         off.append((slope == 0).cpu())

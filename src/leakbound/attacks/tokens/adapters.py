@@ -73,24 +73,18 @@ class FoundTokens:
 class Pair:
     """A low-rank adapter: y = W x + s B A x, with A (r, d) and B (o, r) by name.
 
-    `hook` is the module that gets x. `a_across` and `b_across`: stored as (d, r) and (r, o).
+    `hook` is the module that gets x. `across`: stored as (d, r) and (r, o).
     """
 
     a: str
     b: str
     hook: str
-    a_across: bool = False
-    b_across: bool = False
+    across: bool = False
 
-    def down(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A (r, d), or what a flat vector's parts hold for it, float64."""
-        value = tensors[self.a].double().cpu()
-        return value.T if self.a_across else value
-
-    def up(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """B (o, r), or what a flat vector's parts hold for it, float64."""
-        value = tensors[self.b].double().cpu()
-        return value.T if self.b_across else value
+    def matrix(self, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+        """A (r, d) or B (o, r) by name, or what a flat vector's parts hold for it, float64."""
+        value = tensors[name].double().cpu()
+        return value.T if self.across else value
 
 
 def pairs_of(task: Task) -> tuple[Pair, ...]:
@@ -118,60 +112,58 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
         inside = [k for k in tensors if k.startswith(f"{prefix}.") and k not in used]
         # An adapter has at least A, B and W; with many weights, there are too many roles to try.
         if 3 <= len(inside) <= 6 and prefix:
-            new = _by_experiment(task, prefix, module, {k: tensors[k] for k in inside})
-            pairs += new
-            used |= {name for pair in new for name in (pair.a, pair.b)}
+            # Libraries name the parts as they like, so all roles are tried.
+            roles = (
+                Pair(a, b, prefix, across)
+                for a, b, w in permutations(inside, 3)
+                # Of an adapter, B is trained and W is frozen.
+                if b in task.names and w not in task.names
+                for across in (False, True)
+                if _fits(tensors[a], tensors[b], tensors[w], across)
+            )
+            pair = next((role for role in roles if _adds(task, module, role)), None)
+            if pair is not None:
+                pairs.append(pair)
+                used |= {pair.a, pair.b}
     return tuple(pairs)
 
 
-def _by_experiment(
-    task: Task, prefix: str, module: nn.Module, tensors: Mapping[str, Tensor]
-) -> list[Pair]:
-    """The adapter within one module, if it has one."""
-    # Libraries name the parts as they like, so all roles are tried.
-    for a, b, w in permutations(tensors, 3):
-        # Of an adapter, B is trained and W is frozen.
-        if b not in task.names or w in task.names:
-            continue
-        down = tensors[a]
-        up = tensors[b]
-        whole = tensors[w]
-        for across in ((False, False), (True, True)):
-            left = down.T if across[0] else down
-            right = up.T if across[1] else up
-            shape = (right.shape[0], left.shape[1])
-            if left.shape[0] != right.shape[1] or left.shape[0] >= min(shape):
-                continue
-            if tuple(whole.shape) in (shape, shape[::-1]):
-                pair = Pair(a, b, prefix, *across)
-                if _adds(task, prefix, module, pair):
-                    return [pair]
-    return []
+def _fits(
+    down: Tensor,
+    up: Tensor,
+    whole: Tensor,
+    across: bool,
+) -> bool:
+    """Whether weights have the shapes of A, B and W."""
+    rank, inputs = reversed(down.shape) if across else down.shape
+    outputs, inner = reversed(up.shape) if across else up.shape
+    same = sorted(whole.shape) == sorted((outputs, inputs))
+    return same and rank == inner and rank < min(outputs, inputs)
 
 
 @torch.no_grad()
-def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
+def _adds(task: Task, module: nn.Module, pair: Pair) -> bool:
     """Whether the module adds a multiple of B A x to what it computes without B."""
-    every = task.tensors()
+    tensors = task.tensors()
     source = stream(0, "adapter", "experiment")
-    inside = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
-    shape = inside[pair.b].shape
-    drawn = uniform(shape, source, like=inside[pair.b]) - 0.5
-    width = pair.down(every).shape[1]
-    x = uniform((1, 4, width), source, like=inside[pair.b]) - 0.5
+    down = pair.matrix(tensors, pair.a)
+    up = uniform(tensors[pair.b].shape, source, like=tensors[pair.b]) - 0.5
+    x = uniform((1, 4, down.shape[1]), source, like=up) - 0.5
+    start = f"{pair.hook}."
     changes = []
-    for up in (drawn, torch.zeros_like(drawn)):
-        tensors = {k.removeprefix(f"{prefix}."): v for k, v in {**inside, pair.b: up}.items()}
+    for value in (up, torch.zeros_like(up)):
+        tensors[pair.b] = value
+        inside = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         try:
             # Weights in the wrong roles fail in many ways.
-            output = functional_call(module, tensors, (x,))
+            output = functional_call(module, inside, (x,))
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
         if not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
             return False
         changes.append(output[0].double().cpu())
     change = changes[0] - changes[1]
-    wanted = x[0].double().cpu() @ pair.down(every).T @ pair.up({pair.b: drawn}).T
+    wanted = x[0].double().cpu() @ down.T @ pair.matrix({pair.b: up}, pair.b).T
     if change.shape != wanted.shape or not change.any():
         return False
     scale = (change * wanted).sum() / wanted.square().sum().clamp_min(1e-300)
@@ -243,37 +235,21 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().max()) > LAYER_ONE * float(a.abs().max())
 
 
-@dataclass(frozen=True, eq=False)
-class WeightRows:
-    """Rows (m, w) of one weight's gradient, and the standard deviation of each row's rounding."""
-
-    rows: Tensor
-    spread: Tensor
-
-    @property
-    def scaled(self) -> Tensor:
-        """The rows in units of their rounding; rows of zeros are left out."""
-        seen = self.rows.any(1)
-        return self.rows[seen] / self.spread[seen, None]
-
-
-def block_of(row: SentRow, pair: Pair, *, down: bool) -> WeightRows:
-    """The gradient of A (`down`) or B in one row of the update, with its rounding.
+def gradient_rows(row: SentRow, pair: Pair, name: str) -> Tensor:
+    """Rows (m, w) of the gradient of A or B in one row of the update, in units of their rounding.
 
     Noise that the attacker knows counts as rounding. If the update is a difference of rounded
-    weights, so does their spacing. Rows that a mask cuts are left out.
+    weights, so does their spacing. Rows of zeros, and those that a mask cuts, are left out.
     """
     task = row.task
 
     def part(values: Tensor) -> Tensor:
-        named = task.unflatten(values)
-        return pair.down(named) if down else pair.up(named)
+        return pair.matrix(task.unflatten(values), name)
 
     observation = row.observation
     update = observation.update
-    weights = task.tensors()
     rows = part(row.values)
-    before = pair.down(weights) if down else pair.up(weights)
+    before = pair.matrix(task.tensors(), name)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
     # A row of zeros is not exact: it has the rounding of its neighbors.
@@ -293,7 +269,8 @@ def block_of(row: SentRow, pair: Pair, *, down: bool) -> WeightRows:
     if update.mask is not None:
         mask = update.mask if update.mask.ndim == 1 else update.mask[row.at]
         rows = rows * (part(mask.double()) > 0).all(1)[:, None]
-    return WeightRows(rows, variance.sqrt().clamp_min(1e-300))
+    seen = rows.any(1)
+    return rows[seen] / variance.sqrt().clamp_min(1e-300)[seen, None]
 
 
 _NARROW = (torch.bfloat16, torch.float16, torch.float32)
@@ -304,7 +281,11 @@ def _narrow(values: Tensor) -> torch.dtype | None:
     return next((kind for kind in _NARROW if torch.equal(values.to(kind).double(), values)), None)
 
 
-def _spacing(change: Tensor, before: Tensor, sent: Tensor | None) -> Tensor | None:
+def _spacing(
+    change: Tensor,
+    before: Tensor,
+    sent: Tensor | None,
+) -> Tensor | None:
     """The spacing of the weights if `change` is a difference to rounded weights, else None.
 
     Then the weights after are whole multiples of it, and those that changed did so by one or more.
@@ -341,8 +322,8 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     if groups < 2:
         return None
     drawn = permutation(domain.vocabulary, source)[: 4 * (groups + 1)]
-    seen = inputs_of(wide, layer.hook, drawn[:, None].expand(-1, places).to(wide.parameters.device))
-    seen = seen.double().cpu()
+    sequences = drawn[:, None].expand(-1, places).to(wide.parameters.device)
+    seen = inputs_of(wide, layer.hook, sequences).double().cpu()
     tolerance = 1e3 * torch.finfo(wide.parameters.dtype).eps
     total = torch.zeros(seen.shape[-1], seen.shape[-1], dtype=torch.float64)
     for group in seen[: 4 * groups].view(groups, 4 * places, -1):
@@ -358,13 +339,14 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     left = seen[4 * groups :]
     left = left - (left @ space) @ space.T
     s = torch.linalg.svdvals(left)
-    bad = bool((s[:, 1] > math.sqrt(tolerance) * s[:, 0]).any()) if places > 1 else False
-    return None if bad else space
+    if places > 1 and (s[:, 1] > math.sqrt(tolerance) * s[:, 0]).any():
+        return None
+    return space
 
 
 def image_span(row: SentRow, pair: Pair) -> Span | None:
     """The span of a gradient of B, which holds A x of each input x; None if it is empty or R^r."""
-    rows = block_of(row, pair, down=False).scaled
+    rows = gradient_rows(row, pair, pair.b)
     if not len(rows):
         return None
     eps = torch.finfo(row.task.parameters.dtype).eps
@@ -446,7 +428,11 @@ class AdapterPursuit(Attack):
     def __post_init__(self) -> None:
         check.positive(spare=self.spare)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         domain = token_domain(observation.task)
         each: list[FoundTokens] = []
 
@@ -468,9 +454,9 @@ class AdapterPursuit(Attack):
         each = (self._of_row(row).tokens for row in rows)
         return tuple(sorted(set().union(*each)))
 
-    def found(self, observation: Observation, row: int = 0) -> FoundTokens:
-        """The tokens in one row of the update, and whether they are certain."""
-        return self._of_row(rows_of(observation, summed_task(observation))[row])
+    def found(self, observation: Observation) -> FoundTokens:
+        """The tokens in the first row of the update, and whether they are certain."""
+        return self._of_row(rows_of(observation, summed_task(observation))[0])
 
     @torch.no_grad()
     def _of_row(self, row: SentRow) -> FoundTokens:
@@ -505,7 +491,12 @@ class AdapterPursuit(Attack):
         return second if first is None or second.certain else first
 
     def _pursued(
-        self, task: Task, layer: FirstLayer, rows: Tensor, count: int, some: Tensor | None
+        self,
+        task: Task,
+        layer: FirstLayer,
+        rows: Tensor,
+        count: int,
+        some: Tensor | None,
     ) -> FoundTokens:
         """By pursuit, from gradients of A in units of their rounding."""
         domain = token_domain(task)
@@ -518,7 +509,15 @@ class AdapterPursuit(Attack):
                 f"the layer's inputs depend on the place in no additive way, and {total} tokens at "
                 f"{domain.length} places do not fit in memory"
             )
-        inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
+        inside = (
+            torch.zeros(
+                width,
+                0,
+                dtype=torch.float64,
+            )
+            if space is None
+            else space
+        )
         # Wrong atoms may be chosen on the way; pruning drops them.
         most = int(self.spare * count * domain.length) + 8
         atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
@@ -543,8 +542,16 @@ class AdapterPursuit(Attack):
 def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     """The gradients of A of the layer's adapters in one row, in units of their rounding."""
     pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
-    blocks = [block_of(row, pair, down=True).scaled for pair in pairs]
-    return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+    blocks = [gradient_rows(row, pair, pair.a) for pair in pairs]
+    return (
+        torch.cat(blocks)
+        if blocks
+        else torch.zeros(
+            0,
+            1,
+            dtype=torch.float64,
+        )
+    )
 
 
 def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
@@ -563,7 +570,11 @@ def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
     return rows
 
 
-def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> FoundTokens:
+def spanned_tokens(
+    row: SentRow,
+    layer: FirstLayer,
+    some: Tensor | None,
+) -> FoundTokens:
     """The tokens that A maps into the row space of B's gradient, for any adapter of the layer.
 
     Raises:
@@ -574,7 +585,8 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
     moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
     if moved:
         raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")
-    downs = {pair: pair.down(task.tensors()) for pair in layer.pairs}
+    weights = task.tensors()
+    downs = {pair: pair.matrix(weights, pair.a) for pair in layer.pairs}
     each = {pair: image_span(row, pair) for pair in downs if pair.b in task.names}
     spans = [(downs[pair], span) for pair, span in each.items() if span is not None]
     if not spans:
@@ -607,10 +619,18 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 
 
-def _filled(result: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
+def _filled(
+    result: FoundTokens,
+    count: int,
+    length: int,
+) -> tuple[Tensor, str | None]:
     """Sequences (count, n) with the tokens found, and what is not known of them."""
     if not result.tokens:
-        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {result.why}"
+        return torch.zeros(
+            count,
+            length,
+            dtype=torch.int64,
+        ), f"no token was found: {result.why}"
     if len(result.tokens) > count * length:
         return torch.zeros(count, length, dtype=torch.int64), (
             f"no set of tokens is found: {result.why}. Noise, dropout, or an update that is not "

@@ -52,7 +52,10 @@ def inputs_of(task: Task, name: str, sequences: Tensor) -> Tensor:
 
 
 def dictionary(
-    task: Task, name: str, places: int, tokens: Sequence[int] | Tensor | None = None
+    task: Task,
+    name: str,
+    places: int,
+    tokens: Sequence[int] | Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of (tokens (K,), what the module `name` gets for each at every place (K, places, d)).
 
@@ -99,14 +102,23 @@ def filled(row: SentRow, tokens: Sequence[int]) -> Tensor:
 
 
 def words(
-    domain: TokenDomain, tokens: Sequence[int], level: float | None, assumes: str
+    domain: TokenDomain,
+    tokens: Sequence[int],
+    level: float | None,
+    assumes: str,
 ) -> tuple[Fact, ...]:
     """The fact that these tokens occur in the batch; none without a token."""
-    shown = domain.text(torch.tensor(tokens[:LISTED], dtype=torch.int64))
+    if not tokens:
+        return ()
+    shown = domain.text(torch.tensor(tokens[:LISTED]))
     return (
-        (Fact(kind="words", items=shown, count=len(tokens), level=level, assumes=assumes),)
-        if tokens
-        else ()
+        Fact(
+            kind="words",
+            items=shown,
+            count=len(tokens),
+            level=level,
+            assumes=assumes,
+        ),
     )
 
 
@@ -213,7 +225,11 @@ def touched(row: SentRow) -> Tensor | None:
     return None if every.all() else every.nonzero()[:, 0]
 
 
-def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
+def place_rows(
+    task: Task,
+    table: WordTable,
+    reader: str,
+) -> tuple[str, Tensor, float] | None:
     """The parameter of learned positions, its row (n,) of every place, and a row's slope over that
     of a word row; None if there is none.
 
@@ -266,7 +282,15 @@ def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
         parts = torch.autograd.grad(
             (seen * mixture).sum(), list(leaves.values()), allow_unused=True
         )
-    return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
+    return {
+        name: part.cpu()
+        for name, part in zip(
+            leaves,
+            parts,
+            strict=True,
+        )
+        if part is not None
+    }
 
 
 # --- linear layers and what they get -----------------------------------------------------------
@@ -281,14 +305,14 @@ class Readers:
         weights: of each weight, its parameter, and whether it is stored (d, outputs).
         mixes: its input at a place depends on tokens of other places.
         causal: only of places before.
-        own: change of the last place's input by its own token over that by the first token.
+        influence: change of the last place's input by its own token over that by the first token.
     """
 
     names: tuple[str, ...]
     weights: tuple[tuple[str, bool], ...]
     mixes: bool
     causal: bool
-    own: float
+    influence: float
 
     def gradient(self, task: Task, flat: Tensor) -> Tensor:
         """(outputs, d) the stacked part of a flat vector (P,), float64 on the CPU."""
@@ -310,34 +334,38 @@ def readers(task: Task) -> list[Readers]:
     other = probe(domain, 1)
     first = base.clone()
     last = base.clone()
-    first[:, 0] = _another(base, other, domain, 0)
-    last[:, -1] = _another(base, other, domain, -1)
+    first[:, 0] = _another(base, other, 0)
+    last[:, -1] = _another(base, other, -1)
     seen = [_calls(task, ids.to(device)) for ids in (base, first, last)]
-    groups: list[tuple[list[str], list[tuple[str, bool]], Tensor]] = []
+    groups: list[tuple[dict[str, tuple[str, bool]], Tensor]] = []
     for name, value in seen[0].items():
-        weights = _weights(task.model.get_submodule(name), names)
+        held = _matrix(task.model.get_submodule(name))
         fits = value is not None and value.ndim == 3 and value.shape[:2] == base.shape
-        if not fits or not weights or not value.is_floating_point():
+        if not fits or held is None or not value.is_floating_point():
+            continue
+        matrix, flip = held
+        if id(matrix) not in names:
             continue
         # Queries, keys and values get one tensor.
-        if groups and groups[-1][2].shape == value.shape and torch.equal(groups[-1][2], value):
-            groups[-1][0].append(name)
-            groups[-1][1].extend(weights)
-        else:
-            groups.append(([name], weights, value))
-    groups_found = []
-    for members, weights, value in groups:
+        if not groups or not torch.equal(groups[-1][1], value):
+            groups.append(({}, value))
+        groups[-1][0][name] = names[id(matrix)], flip
+    readers_in_order = []
+    for weights, value in groups:
+        name = next(iter(weights))
         # Changes below rounding count as none.
         size = float(value.norm(dim=-1).mean()) * SAME
-        ahead = (seen[1][members[0]] - value).norm(dim=-1)[0, 1:]
-        back = (seen[2][members[0]] - value).norm(dim=-1)[0]
+        ahead = (seen[1][name] - value).norm(dim=-1)[0, 1:]
+        back = (seen[2][name] - value).norm(dim=-1)[0]
         behind = bool((back[:-1] > size).any())
         mixes = behind or bool((ahead > size).any())
-        influence = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
-        groups_found.append(
-            Readers(tuple(members), tuple(weights), mixes, mixes and not behind, influence)
+        first_token = float(ahead[-1]) if len(ahead) else 0.0
+        influence = float(back[-1]) / max(first_token, size, 1e-300)
+        causal = mixes and not behind
+        readers_in_order.append(
+            Readers(tuple(weights), tuple(weights.values()), mixes, causal, influence)
         )
-    return groups_found
+    return readers_in_order
 
 
 def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
@@ -354,15 +382,16 @@ def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
     if not plain:
         raise NotApplicable("no trained linear layer gets each token alone, before places mix")
     mixed = [group for group in groups if group.mixes]
-    most = max((group.own for group in mixed), default=0.0)
-    start = next((k for k, group in enumerate(mixed) if group.own >= OWN * most), 0)
+    most = max((group.influence for group in mixed), default=0.0)
+    start = next((k for k, group in enumerate(mixed) if group.influence >= OWN * most), 0)
     return plain[0], tuple(mixed[start:])
 
 
-def _another(base: Tensor, other: Tensor, domain: TokenDomain, place: int) -> int:
-    """A token other than that of the probe at a place."""
-    free = [k for k in (*other[0].tolist(), *base[0].tolist()) if k != int(base[0, place])]
-    return int(free[0]) if free else int(base[0, place])
+def _another(base: Tensor, other: Tensor, place: int) -> int:
+    """A token other than that of the probe at a place, if there is one."""
+    used = int(base[0, place])
+    tokens = (*other[0].tolist(), *base[0].tolist())
+    return next((token for token in tokens if token != used), used)
 
 
 def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
@@ -376,14 +405,12 @@ def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
     return None
 
 
-def _weights(module: nn.Module, names: dict[int, str]) -> list[tuple[str, bool]]:
-    """The trained weights of a linear module, and whether each is stored (d, outputs)."""
-    held = _matrix(module)
-    return [] if held is None or id(held[0]) not in names else [(names[id(held[0])], held[1])]
-
-
 @torch.no_grad()
-def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[str, Any]:
+def _calls(
+    task: Task,
+    ids: Tensor,
+    kinds: type[nn.Module] = nn.Module,
+) -> dict[str, Any]:
     """What modules of a kind get for tokens; see `seen_by`."""
     return seen_by(task, [name for name in modules_of(task, kinds) if name], ids)
 
@@ -391,7 +418,10 @@ def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[
 # --- the last token of causal models -----------------------------------------------------------
 
 
-def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], str | None]:
+def completed(
+    row: SentRow,
+    prefixes: Sequence[Tensor],
+) -> tuple[list[Tensor], str | None]:
     """Sequences that extend prefixes (L,) by their last token, and what is not known of these.
 
     A causal model that is scored by the next token has no gradient through its last token: it is a
@@ -429,7 +459,10 @@ def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], s
 
 
 @torch.no_grad()
-def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list[bool]]:
+def _last_labels(
+    row: SentRow,
+    prefixes: Sequence[Tensor],
+) -> tuple[Tensor, list[bool]]:
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
@@ -447,7 +480,17 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
     for prefix in prefixes:
         ids = prefix[None].to(device)
         inside = inputs_of(task, head.names[0], ids)[0].double().cpu()
-        errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
+        errors = (
+            call(
+                task,
+                task.tensors(),
+                ids,
+                twice=False,
+            )[0]
+            .double()
+            .cpu()
+            .softmax(-1)
+        )
         if errors.shape[-1] != vocabulary:
             return none
         # All labels but the last are known: they are the next tokens.
@@ -457,9 +500,10 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
     # The loss is a mean over places; the sum of errors is not.
     left -= gradient * sum(map(len, prefixes))
     shares = left @ torch.linalg.pinv(torch.stack(ends))
-    if word_table_shared(task, names[0]):
-        # These tokens' rows also have the gradient of the inputs.
-        shares[torch.cat([*prefixes])] = 0.0
+    with suppress(NotApplicable):
+        if word_table(task).weight == names[0]:
+            # These tokens' rows also have the gradient of the inputs.
+            shares[torch.cat([*prefixes])] = 0.0
     most, last = shares.max(0)
     rest = shares.scatter(0, last[None], 0.0).abs().amax(0)
     return last, (((most - 1).abs() < UNIQUE) & (rest < UNIQUE)).tolist()
@@ -468,13 +512,5 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
 def output_layer(task: Task) -> Readers | None:
     """The last linear layer with a row for every token; None if there is none."""
     count = token_domain(task).vocabulary
-    heads = (g for g in readers(task) if g.gradient(task, task.parameters).shape[0] == count)
-    return next(reversed([*heads]), None)
-
-
-def word_table_shared(task: Task, weight: str) -> bool:
-    """Whether a parameter is the word embedding."""
-    try:
-        return word_table(task).weight == weight
-    except NotApplicable:
-        return False
+    heads = [g for g in readers(task) if len(g.gradient(task, task.parameters)) == count]
+    return heads[-1] if heads else None

@@ -90,11 +90,19 @@ class TokenMatching(Attack):
     tries: int = 24
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, restarts=self.restarts, tries=self.tries)
+        check.count(
+            steps=self.steps,
+            restarts=self.restarts,
+            tries=self.tries,
+        )
         check.non_negative(moves=self.moves)
         check.positive(learning_rate=self.learning_rate)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         labels = _labels(observation, generator)
         results = list[tuple[float, float, Tensor]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
@@ -111,12 +119,16 @@ class TokenMatching(Attack):
         if not all(bool(_same(tokens, sequences).all()) for sequences in right):
             problem = problem or "other sequences explain the update as well"
         if len(results) > 1:
-            agreement = (
-                torch.stack([_same(tokens, sequences) for *_, sequences in results])
-                .double()
-                .mean(0)
-            )
-        return Reconstruction(tokens.cpu(), None, value, (), problem, agreement=agreement)
+            agreeing = [_same(tokens, sequences) for *_, sequences in results]
+            agreement = torch.stack(agreeing).double().mean(0)
+        return Reconstruction(
+            tokens.cpu(),
+            None,
+            value,
+            (),
+            problem,
+            agreement=agreement,
+        )
 
 
 def candidates_of(observation: Observation) -> Tensor:
@@ -164,12 +176,21 @@ class _Matching:
 
     @staticmethod
     def of(
-        attack: TokenMatching, observation: Observation, labels: Tensor | None, candidates: Tensor
+        attack: TokenMatching,
+        observation: Observation,
+        labels: Tensor | None,
+        candidates: Tensor,
     ) -> _Matching:
         candidates = candidates.to(observation.task.parameters.device)
         task = weighted(observation.task, candidates)
         shape = token_domain(observation.task).length, len(candidates)
-        soft = replace(observation, task=task, input_shape=shape, labels=labels, auxiliary=None)
+        soft = replace(
+            observation,
+            task=task,
+            input_shape=shape,
+            labels=labels,
+            auxiliary=None,
+        )
         noisy = observation.noise_variance is not None  # weights of a mask alone are no 1/std
         settings = GradientMatching(
             distance="cosine_signal" if noisy else "cosine_layers",
@@ -202,7 +223,12 @@ class _Matching:
         """
         shape = self.observation.examples, *self.objective.observation.input_shape
         start = START * normal(shape, generator, like=self.objective.seen)
-        search = begin(self.settings, self.objective, generator, images=_Weights(start))
+        search = begin(
+            self.settings,
+            self.objective,
+            generator,
+            images=_Weights(start),
+        )
         result = solve(self.settings, [search])[0]
         labels = self.labels if self.labels is not None else result.labels
         assert labels is not None  # the search has found them
@@ -223,7 +249,7 @@ class _Matching:
         complete = not shifted(self.observation.task) and not hides(self.observation)
         if complete or len(self.candidates) == vocabulary:
             return self
-        every = _Matching.of(self.attack, self.observation, self.labels, torch.arange(vocabulary))
+        every = self._among(torch.arange(vocabulary))
         change = every._slope(tokens, labels)
         # These are in the search already.
         change[:, :, self.candidates] = torch.inf
@@ -231,7 +257,11 @@ class _Matching:
         parts += [*change] if hides(self.observation) else []
         least = [at % vocabulary for part in parts for at in _least(part, ENDS)]
         more = torch.unique(torch.cat([self.candidates, self.candidates.new_tensor(least)]))
-        return _Matching.of(self.attack, self.observation, self.labels, more)
+        return self._among(more)
+
+    def _among(self, candidates: Tensor) -> _Matching:
+        """The same search with other candidates."""
+        return _Matching.of(self.attack, self.observation, self.labels, candidates)
 
     def _changed(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """The sequences (B, n) after changes of single tokens that lower the distance."""
@@ -333,14 +363,11 @@ class _Matching:
 
 def _moved(length: int) -> Tensor:
     """(n (n - 1) - 1, n) the orders in which one of n places is moved to another."""
-    every = torch.arange(length).tolist()
-    orders = {
-        (*rest[:to], at, *rest[to:])
-        for at in every
-        for rest in ([k for k in every if k != at],)
-        for to in every
-    }
-    return torch.tensor(sorted(orders - {tuple(every)}))
+    orders = set[tuple[int, ...]]()
+    for at in range(length):
+        rest = [k for k in range(length) if k != at]
+        orders |= {(*rest[:to], at, *rest[to:]) for to in range(length)}
+    return torch.tensor(sorted(orders - {tuple(range(length))}))
 
 
 def _least(values: Tensor, count: int) -> list[int]:
@@ -362,7 +389,10 @@ class _Weights(Images):
         return self.logits.softmax(-1)
 
 
-def _labels(observation: Observation, generator: torch.Generator) -> Tensor | None:
+def _labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor | None:
     """The labels that the simulated loss takes; None: they are searched."""
     loss = named(observation.task.loss)
     if loss.name == "next_token":  # the weighted tokens are the labels
@@ -380,18 +410,20 @@ def _labels(observation: Observation, generator: torch.Generator) -> Tensor | No
 # --- a model of weighted tokens ----------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
 class _TakesWeights:
     """The forward pass of a language model for weights (B, n, K) of candidate tokens.
 
     What depends on the tokens themselves, such as the mask of padding, follows the heaviest ones.
+    `labeled`: the weights of all tokens (B, n, V) stand behind the scores (B, n, V). `padding` is
+    no label, so it has no weight there.
     """
 
-    def __init__(
-        self, forward: Callable[[Tensor], Any], module: nn.Embedding, candidates: Tensor
-    ) -> None:
-        self.forward = forward
-        self.module = module
-        self.candidates = candidates
+    forward: Callable[[Tensor], Any]
+    module: nn.Embedding
+    candidates: Tensor
+    labeled: bool
+    padding: int | None
 
     def __call__(self, weights: Tensor) -> Tensor:
         def mixed(module: Any, _: Any, output: Tensor) -> Tensor:
@@ -402,24 +434,11 @@ class _TakesWeights:
             mixture: Tensor = weights.to(rows) @ rows
             return mixture
 
-        hook = self.module.register_forward_hook(mixed)
-        try:
+        with self.module.register_forward_hook(mixed):
             output = self.forward(self.candidates[weights.argmax(-1)])
-        finally:
-            hook.remove()
-        return output if isinstance(output, Tensor) else output["logits"]
-
-
-class _WithLabels(_TakesWeights):
-    """As `_TakesWeights`; the weights of all tokens (B, n, V) stand behind the scores (B, n, V).
-
-    Padding is no label, so it has no weight there.
-    """
-
-    padding: int | None = None
-
-    def __call__(self, weights: Tensor) -> Tensor:
-        scores = super().__call__(weights)
+        scores: Tensor = output if isinstance(output, Tensor) else output["logits"]
+        if not self.labeled:
+            return scores
         if self.padding is not None:
             weights = weights * (self.candidates != self.padding)
         labels = torch.zeros_like(scores).index_add(-1, self.candidates, weights.to(scores))
@@ -445,11 +464,17 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     model = copy.copy(task.model)
     vars(model)["_modules"] = dict(task.model._modules)
     table: Any = task.model.get_submodule(embeddings(task)[0])
-    takes = (_WithLabels if shifted(task) else _TakesWeights)(task.model.forward, table, candidates)
-    vars(model)["forward"] = takes
-    changed = replace(task, model=model, domain=None, input_range=(0.0, 1.0), public=None)
-    if isinstance(takes, _WithLabels):
-        takes.padding = token_domain(task).padding
+    labeled = shifted(task)
+    padding = token_domain(task).padding
+    vars(model)["forward"] = _TakesWeights(task.model.forward, table, candidates, labeled, padding)
+    changed = replace(
+        task,
+        model=model,
+        domain=None,
+        input_range=(0.0, 1.0),
+        public=None,
+    )
+    if labeled:
         loss = NamedLoss("next weights", _next_weights, "any")
         changed = replace(changed, loss=loss, label_range=None)
     return changed

@@ -17,7 +17,11 @@ CHANCE = 1e-3
 class Atoms:
     """The layer's inputs for every token (and place), with what they have outside of a subspace."""
 
-    def __init__(self, parts: Iterator[tuple[Tensor, Tensor]], by_place: bool) -> None:
+    def __init__(
+        self,
+        parts: Iterator[tuple[Tensor, Tensor]],
+        by_place: bool,
+    ) -> None:
         self.parts = []
         for tokens, values in parts:
             inputs = values if by_place else values[:, :1]
@@ -55,7 +59,11 @@ class Atoms:
         """Forget the subspace."""
         self.parts = [(index, values, size, size.clone()) for index, values, size, _ in self.parts]
 
-    def best(self, new: Tensor, wanted: Tensor) -> tuple[float, tuple[int, int]]:
+    def best(
+        self,
+        new: Tensor,
+        wanted: Tensor,
+    ) -> tuple[float, tuple[int, int]]:
         """Add `new` (d, c) to the subspace; the atom whose direction outside of it holds the most
         of `wanted` (d, k), and how much; (-1, -1) if all atoms lie inside.
         """
@@ -120,19 +128,24 @@ kept; and the number of further attempts.
 """
 
 
-def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int, retries: int = RETRIES) -> Chosen:
+def pursue(
+    atoms: Atoms,
+    rows: Tensor,
+    inside: Tensor,
+    most: int,
+) -> Chosen:
     """Rank-aware matching pursuit of rows (m, d) in units of their rounding.
 
     It adds the atom with the largest share in the residual's column space of what it has outside of
     the atoms so far, until the residual is rounding; then weak atoms that still stand out of it.
     Then it drops atoms that were not needed.
     `inside` (d, c) is a space that all atoms share, which counts as chosen. A failed pursuit starts
-    again `retries` times, from the most needed of its first atoms.
+    again `RETRIES` times, from the most needed of its first atoms.
     """
     first, done = _grown(atoms, rows, inside, [], most)
     where = first
     size = SHARE * (len(inside) - inside.shape[1])
-    for _ in range(retries):
+    for _ in range(RETRIES):
         if done:
             break
         held = pruned(atoms, rows, inside, where[: int(size)], False)
@@ -143,7 +156,11 @@ def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int, retries: int =
 
 
 def _grown(
-    atoms: Atoms, rows: Tensor, inside: Tensor, where: list[tuple[int, int]], most: int
+    atoms: Atoms,
+    rows: Tensor,
+    inside: Tensor,
+    where: list[tuple[int, int]],
+    most: int,
 ) -> tuple[list[tuple[int, int]], bool]:
     """Add atoms one by one until the residual is rounding; whether it is."""
     atoms.reset()
@@ -174,7 +191,11 @@ def _grown(
 
 
 def pruned(
-    atoms: Atoms, rows: Tensor, inside: Tensor, where: list[tuple[int, int]], done: bool
+    atoms: Atoms,
+    rows: Tensor,
+    inside: Tensor,
+    where: list[tuple[int, int]],
+    done: bool,
 ) -> Chosen:
     """Drop atoms one by one, the least needed first, as long as the residual is rounding."""
     target = rows.T - inside @ (inside.T @ rows.T)
@@ -185,7 +206,11 @@ def pruned(
         held = torch.stack([atoms.at(one) for one in where], 1)
         held = held - inside @ (inside.T @ held)
         q, r = torch.linalg.qr(held)
-        inverse = torch.linalg.solve_triangular(r, torch.eye(len(r)).double(), upper=True)
+        inverse = torch.linalg.solve_triangular(
+            r,
+            torch.eye(len(r)).double(),
+            upper=True,
+        )
         coefficients = inverse @ (q.T @ target)
         length = inverse.norm(dim=1)
         alone = coefficients.norm(dim=1) / length
@@ -199,7 +224,11 @@ def pruned(
 
 
 def certified(
-    atoms: Atoms, chosen: Chosen, rows: Tensor, inside: Tensor, room: int
+    atoms: Atoms,
+    chosen: Chosen,
+    rows: Tensor,
+    inside: Tensor,
+    room: int,
 ) -> tuple[bool, str]:
     """Whether no other set of as few atoms explains the rows, and why.
 
@@ -220,9 +249,8 @@ def certified(
         return False, "the update is not larger than its rounding"
     s = torch.linalg.svdvals(target)
     s = s[s > limit]
-    several = room < len(
-        atoms
-    )  # otherwise the atoms are independent, and any answer is the only one
+    # Otherwise the atoms are independent, and any answer is the only one.
+    several = room < len(atoms)
     if several and count >= (room + len(s)) / 2:
         return False, (
             f"{count} tokens explain the update; one answer alone is assured below half of "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import scipy
 import torch
 from torch import Tensor
 
-from leakbound._util.results import Fact
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
@@ -32,7 +30,6 @@ from leakbound.attacks.tokens.layers import (
     words,
 )
 from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task
-from leakbound.domains import TokenDomain
 
 CHANCE = 1e-3
 EDGE = 8.0
@@ -95,18 +92,22 @@ class TokenRows(Attack):
         (2, 7)
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         domain = token_domain(task)
         table = word_table(task)
-        found_rows: list[_Rows] = []
+        each: list[_Rows] = []
 
         def one(row: SentRow) -> Answer:
             if row.is_zero:
                 return Answer(filled(row, ()), VANISHED)
             rows = _Rows.of(row, table)
-            found_rows.append(rows)
-            held = rows.seen.nonzero()[:, 0].tolist()
+            each.append(rows)
+            held = rows.tokens.tolist()
             unsure = [rows.problem] if rows.problem else []
             said = "their order is not known"
             if row.count > 1:
@@ -121,7 +122,11 @@ class TokenRows(Attack):
             return Answer(filled(row, held), "; ".join([*unsure, some]))
 
         answer = each_row(observation, task, one)
-        return replace(answer, facts=_facts(domain, found_rows) if handed_on(task) else ())
+        if not each or not all(rows.clear for rows in each) or not handed_on(task):
+            return answer
+        tokens = torch.stack([rows.seen for rows in each]).any(0).nonzero()[:, 0].tolist()
+        level = CHANCE * len(each) if any(rows.noise for rows in each) else None
+        return replace(answer, facts=words(domain, tokens, level, ASSUMES))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, in increasing order.
@@ -134,20 +139,11 @@ class TokenRows(Attack):
         tokens = set[int]()
         for row in rows_of(observation, task):
             if not row.is_zero:
-                tokens |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
+                tokens |= set(_Rows.of(row, table).tokens.tolist())
             if (labels := labels_of(row)) is not None and shifted(task):
                 ends = (label[label >= 0] for label in labels)
                 tokens |= {int(end[-1]) for end in ends if len(end)}
         return tuple(sorted(tokens - {token_domain(task).padding}))
-
-
-def _facts(domain: TokenDomain, each: Sequence[_Rows]) -> tuple[Fact, ...]:
-    """The words whose rows are touched; none if a row is in doubt."""
-    if not each or not all(rows.clear for rows in each):
-        return ()
-    tokens = torch.stack([rows.seen for rows in each]).any(0).nonzero()[:, 0]
-    noisy = any(rows.noise for rows in each)
-    return words(domain, tokens.tolist(), CHANCE * len(each) if noisy else None, ASSUMES)
 
 
 def labels_in_outputs(observation: Observation) -> set[int]:
@@ -200,6 +196,11 @@ class _Rows:
     problem: str | None = None
     clear: bool = True
 
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens whose rows are touched, in order."""
+        return self.seen.nonzero()[:, 0]
+
     @staticmethod
     def of(row: SentRow, table: WordTable) -> _Rows:
         observation = row.observation
@@ -250,7 +251,12 @@ def _level(spread: Tensor) -> float:
     return float(spread.mean().sqrt())
 
 
-def _untied(observation: Observation, values: Tensor, spread: Tensor | None, most: int) -> _Rows:
+def _untied(
+    observation: Observation,
+    values: Tensor,
+    spread: Tensor | None,
+    most: int,
+) -> _Rows:
     """The rows without the part in the span of at most `most` output states.
 
     The span is that of the smallest rows, which no token of the batch has. A row in it is off by
@@ -359,7 +365,7 @@ def _ordered(
         places = places @ rows.basis
     if length > places.shape[1]:
         return None, nan, f"{length} places are more than the {places.shape[1]} free directions"
-    held = rows.seen.nonzero()[:, 0]
+    held = rows.tokens
     turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
     if not sure:
         return None, left, "the rows of words are no sums of rows of positions"
@@ -373,7 +379,11 @@ def _ordered(
     return extended(domain, prefix[None]), left, said
 
 
-def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float, bool]:
+def _placed(
+    words: Tensor,
+    places: Tensor,
+    noise: float,
+) -> tuple[Tensor, float, bool]:
     """The word (L,) at each place; how far the coefficients are from 0 and 1; whether it is sure"""
     back = torch.linalg.pinv(places)
     shares = words @ back  # (U, L)

@@ -121,22 +121,25 @@ class TokenSpan(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes, restarts=self.restarts)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         scene = _Scene.of(observation)
 
         def one(row: SentRow) -> Answer:
             if row.is_zero:
                 return Answer(filled(row, ()), VANISHED)
-            listed = scene.listed(row)
-            held = sorted({token for options in listed.options for token in options.tolist()})
+            search = _Search(scene, row, *scene.listed(row), self, generator)
+            held = search.tokens
             if not held:
                 said = (
                     "no token passes the span test: noise, dropout, more tokens than width, or an "
                     "update that is not that of SGD"
                 )
                 return Answer(filled(row, scene.known()), said)
-            search = _Search(scene, row, listed, self.prefixes, self.restarts, generator)
-            sequences, left, problem = search.found()
+            sequences, left, problem = search.run()
             rows = filled(row, held)
             if len(sequences):
                 rows = sequences[torch.arange(row.count) % len(sequences)]
@@ -151,7 +154,7 @@ class TokenSpan(Attack):
         """The tokens in any row of the update that pass the first layer's test, in order."""
         scene = _Scene.of(observation)
         rows = rows_of(observation, scene.task)
-        each = (scene.listed(row).options for row in rows if not row.is_zero)
+        each = (scene.listed(row)[0] for row in rows if not row.is_zero)
         return tuple(sorted({k for options in each for tokens in options for k in tokens.tolist()}))
 
 
@@ -164,7 +167,10 @@ TOLERANCE = Tolerance(
 
 
 def span_of(
-    gradient: Tensor, noise: float | None, rounding: float, most: int | None = None
+    gradient: Tensor,
+    noise: float | None,
+    rounding: float,
+    most: int | None = None,
 ) -> Span:
     """The span of singular values above the edge of noise, or of relative rounding errors.
 
@@ -198,14 +204,6 @@ def span_of(
 
 
 # --- what is known of a model and its update ---------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Listed:
-    """The candidates (K,) of every place, and whether places differ at the first layer."""
-
-    options: tuple[Tensor, ...]
-    placed: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +250,9 @@ class _Scene:
         except NotApplicable:
             return []
 
-    def listed(self, row: SentRow) -> _Listed:
-        """The candidates of every place that the first layer's test leaves.
+    def listed(self, row: SentRow) -> tuple[tuple[Tensor, ...], bool]:
+        """The candidates (K,) of every place that the first layer's test leaves, and whether places
+        differ at this layer.
 
         If points pass it by chance, they are the tokens that the word embedding shows.
         """
@@ -272,14 +271,14 @@ class _Scene:
         # Random tokens would pass: the test would only add false candidates.
         if span.luck(len(tokens) * places) > CHANCE:
             options = torch.tensor(known, dtype=torch.int64)
-            return _Listed((options,) * length, placed)
+            return (options,) * length, placed
         passing: list[list[Tensor]] = [[] for _ in range(places)]
         for part, points in dictionary(self.task, name, places, tokens):
             passed = _inside(span, points.cpu())
             for place, inside in enumerate(passed.T):
                 passing[place].append(part[inside])
         each = tuple(torch.cat(parts) for parts in passing)
-        return _Listed(each if placed else each * length, placed)
+        return each if placed else each * length, placed
 
 
 def _inside(span: Span, points: Tensor) -> Tensor:
@@ -300,23 +299,27 @@ def _inside(span: Span, points: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """The search for the sequences behind a row of the update."""
+    """The search for the sequences behind a row of the update, with the scene's candidates."""
 
     scene: _Scene
     row: SentRow
-    listed: _Listed
-    cap: int
-    restarts: int
+    options: tuple[Tensor, ...]
+    placed: bool
+    attack: TokenSpan
     generator: torch.Generator
 
-    def found(self) -> tuple[Tensor, float, str | None]:
+    @property
+    def tokens(self) -> list[int]:
+        """The candidates of all places, in order."""
+        return sorted({token for options in self.options for token in options.tolist()})
+
+    def run(self) -> tuple[Tensor, float, str | None]:
         """Sequences (K, n), the largest distance of their places, and what is not known."""
         scene = self.scene
-        tests = self.tests
-        single = all(len(options) <= 1 for options in self.listed.options)
-        if self.row.count == 1 and single and self.listed.placed:
+        single = all(len(options) <= 1 for options in self.options)
+        if self.row.count == 1 and single and self.placed:
             return self._alone()
-        if not tests:
+        if not self.tests:
             return self._none("the gradients of later layers span all directions, or none")
         if scene.later[0].causal:
             return self._prefixes()
@@ -340,7 +343,12 @@ class _Search:
                 tests.append((group.names[0], span))
         return tests
 
-    def _tested(self, sequences: Tensor, *, newest: bool = False) -> tuple[Tensor, Tensor]:
+    def _tested(
+        self,
+        sequences: Tensor,
+        *,
+        newest: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """(N,) whether sequences (N, n) pass every test, and their largest distance at the first.
 
         `newest`: only their newest places are looked at.
@@ -351,7 +359,13 @@ class _Search:
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
-            away, allowed = span.far(self._points(name, sequences[left], newest=newest))
+            away, allowed = span.far(
+                self._points(
+                    name,
+                    sequences[left],
+                    newest=newest,
+                )
+            )
             inside = away <= allowed
             if not newest:
                 away = away.amax(1)
@@ -370,9 +384,23 @@ class _Search:
         return [] if chance <= CHANCE else ["other sequences may pass the spans' tests by chance"]
 
     def _none(self, said: str) -> tuple[Tensor, float, str]:
-        return torch.zeros(0, self.scene.domain.length, dtype=torch.int64), float("nan"), said
+        return (
+            torch.zeros(
+                0,
+                self.scene.domain.length,
+                dtype=torch.int64,
+            ),
+            float("nan"),
+            said,
+        )
 
-    def _points(self, name: str, sequences: Tensor, *, newest: bool = False) -> Tensor:
+    def _points(
+        self,
+        name: str,
+        sequences: Tensor,
+        *,
+        newest: bool = False,
+    ) -> Tensor:
         """(N, n, d) what the module gets for sequences (N, n), or (N, d) for the newest places."""
         parts = []
         device = self.scene.task.parameters.device
@@ -385,7 +413,7 @@ class _Search:
     def _alone(self) -> tuple[Tensor, float, str | None]:
         """One example, whose places have one candidate each."""
         domain = self.scene.domain
-        options = self.listed.options
+        options = self.options
         length = sum(len(tokens) > 0 for tokens in options)
         if not all(len(tokens) for tokens in options[:length]):
             return self._none("places without a candidate lie between others")
@@ -408,7 +436,7 @@ class _Search:
         worst = 0.0
         tests = 0
         last = domain.length - shifted(self.scene.task)
-        for options in self.listed.options[:last]:
+        for options in self.options[:last]:
             if is_over():
                 return self._none(OUT_OF_TIME)
             longer = torch.cat(
@@ -424,30 +452,28 @@ class _Search:
             if kept.any():
                 worst = max(worst, float(away[kept].max()))
             alive = longer[kept]
-            if len(alive) > self.cap:
-                return self._none(f"more than {self.cap} prefixes pass the later layers' tests")
+            if len(alive) > (most := self.attack.prefixes):
+                return self._none(f"more than {most} prefixes pass the later layers' tests")
         ended = self._whole([row for row in [*ended, *alive] if len(row)], last)
         if not ended:
             return self._none("no sequence passes the later layers' tests")
         sequences, said = self._completed(ended)
         said += self._lucky(tests)
-        same = not self.listed.placed and any(len(set(row.tolist())) == 1 for row in ended)
-        if domain.padding is not None and same:
+        constant = not self.placed and any(_is_constant(row) for row in ended)
+        if domain.padding is not None and constant:
             said.append("the lengths of the sequences are not certain")
-        distinct = {self._once(row[:k].tolist()) for row in ended for k in range(1, len(row) + 1)}
+        distinct = set[tuple[int, ...]]()
+        for row in ended:
+            for k in range(1, len(row) + 1):
+                # Without positions, a token repeated from the start is as it is alone.
+                same = not self.placed and _is_constant(row[:k])
+                distinct.add(tuple(row[: 1 if same else k].tolist()))
         said += self._explained(len(distinct))
         if len(sequences) != self.row.count:
             said.append(
                 f"{len(sequences)} distinct sequences are found for {self.row.count} examples"
             )
         return sequences[: self.row.count], worst, "; ".join(said) or None
-
-    def _once(self, prefix: list[int]) -> tuple[int, ...]:
-        """A prefix by what layers get: without positions, a token repeated from the start is as it
-        is alone.
-        """
-        constant = not self.listed.placed and len(set(prefix)) == 1
-        return tuple(prefix[:1] if constant else prefix)
 
     def _explained(self, distinct: int) -> list[str]:
         """What is wrong if no span has as many directions as distinct points are found.
@@ -469,13 +495,12 @@ class _Search:
         """
         if self.scene.domain.padding is None:
             ended = [row for row in ended if len(row) == last]
-        if self.listed.placed:
+        if self.placed:
             return ended
-        other = [row for row in ended if len(set(row.tolist())) > 1]
+        other = [row for row in ended if not _is_constant(row)]
         explained = {int(row[0]) for row in other}
-        return other + [
-            row for row in ended if len(set(row.tolist())) == 1 and int(row[0]) not in explained
-        ]
+        constant = (row for row in ended if _is_constant(row))
+        return other + [row for row in constant if int(row[0]) not in explained]
 
     def _completed(self, ended: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
         """Sequences (K, n) of prefixes, with what is not known of them."""
@@ -494,14 +519,14 @@ class _Search:
 
         Searches follow the spans in turn, that with the most free directions first.
         """
-        options = self.listed.options
+        options = self.options
         if not all(len(tokens) for tokens in options):
             return self._none("order undecided: a place has no candidate")
         sequences: dict[tuple[int, ...], float] = {}
         tests = 0
         # The more free directions, the less often a wrong sequence looks close.
         guides = sorted(self.tests, key=lambda test: -test[1].free)
-        for turn in range(self.restarts * self.row.count):
+        for turn in range(self.attack.restarts * self.row.count):
             if len(sequences) == self.row.count or is_over():
                 break
             start = self._start([*sequences])
@@ -523,14 +548,19 @@ class _Search:
     def _start(self, sequences: Sequence[tuple[int, ...]]) -> Tensor:
         """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
         drawn = []
-        shares = uniform((len(self.listed.options),), self.generator).tolist()
-        for place, tokens in enumerate(self.listed.options):
+        shares = uniform((len(self.options),), self.generator).tolist()
+        for place, tokens in enumerate(self.options):
             used = {row[place] for row in sequences}
             free = [token for token in tokens.tolist() if token not in used] or tokens.tolist()
             drawn.append(free[int(len(free) * shares[place])])
         return torch.tensor(drawn)
 
-    def _down(self, start: Tensor, name: str, span: Span) -> tuple[Tensor, int]:
+    def _down(
+        self,
+        start: Tensor,
+        name: str,
+        span: Span,
+    ) -> tuple[Tensor, int]:
         """From a sequence (n,) to one that no change of one token brings closer to a module's span,
         and the number of sequences tested.
         """
@@ -540,7 +570,7 @@ class _Search:
         for _ in range(SWEEPS):
             before = now
             for place in permutation(len(now), self.generator).tolist():
-                options = self.listed.options[place]
+                options = self.options[place]
                 others = now.repeat(len(options), 1)
                 others[:, place] = options
                 each, limits = span.far(self._points(name, others))
@@ -553,3 +583,8 @@ class _Search:
             if torch.equal(before, now) or (away <= allowed).all():
                 break
         return now, tests
+
+
+def _is_constant(row: Tensor) -> bool:
+    """Whether one token fills a sequence."""
+    return bool((row == row[0]).all())

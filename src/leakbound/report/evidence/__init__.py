@@ -52,16 +52,29 @@ def schema() -> str:
     form = "https://json-schema.org/draft/2020-12/schema"
     # The root is no reference, so that a reader of the schema sees its fields first.
     own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
-    return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
+    return json.dumps(
+        parts.pop("EvidenceReport") | own,
+        indent=1,
+        sort_keys=True,
+    )
 
 
-def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
+def page(
+    content: EvidenceReport,
+    files: Sequence[Mapping[str, str]] = (),
+) -> str:
     """The sign-off page as text, an A4 page per run; `files`: SHA-256 by name, per subject."""
     sheets = []
     for place, subject in enumerate(content.subjects):
         words = meanings(truth_known=not subject.measured.captured)
         beside = files[place] if place < len(files) else {}
-        warnings = _warnings(subject)
+        # What to know before signing: what does not hold first, then what is missing.
+        broken = [
+            f"Does not hold: {check.words} ({check.detail}). Do not sign before you know why."
+            for check in subject.checks
+            if check.holds is False
+        ]
+        warnings = [shortened(text, WARNED) for text in (*broken, *subject.notices)]
         epsilons = [epsilon_line(audit) for audit in subject.epsilon_audits]
         trainings = [] if subject.training is None else [training_line(subject.training)]
         lines = [*warnings, *epsilons, *trainings]
@@ -94,7 +107,14 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "content": content,
         "numbers": {name: number for number, name in enumerate(get_args(Part), 1)},
         "figures": figures,
-        "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
+        "pictures": [
+            _pictures(*both)
+            for both in zip(
+                runs,
+                content.subjects,
+                strict=False,
+            )
+        ],
         "unstated": NOT_STATED,
         "side": SIDE,
         "meanings": MEANINGS,
@@ -126,16 +146,6 @@ def fact(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact(item)}" for key, item in value.items()) or "–"
     return str(value)
-
-
-def _warnings(subject: Subject) -> list[str]:
-    """What to know before signing: what does not hold first, then what is missing."""
-    said = [
-        f"Does not hold: {check.words} ({check.detail}). Do not sign before you know why."
-        for check in subject.checks
-        if check.holds is False
-    ]
-    return [shortened(text, WARNED) for text in (*said, *subject.notices)]
 
 
 def _pictures(run: Run, subject: Subject) -> dict[str, Strip]:

@@ -40,14 +40,23 @@ MATCHED = "An example counts as reconstructed from"
 ACCEPTED = "Probability of a reconstructed example that counts as protected up to"
 
 
-def item(name: str, value: str | None, status: Status, source: str, words: str = "") -> Item:
+def item(
+    name: str,
+    value: str | None,
+    status: Status,
+    source: str,
+    words: str = "",
+) -> Item:
     """One line of what is known: without a value it is not stated, whatever its source."""
     # Nobody may read a missing value as a good one.
     status = NOT_STATED if value is None else status
     return Item(name, words or name.replace("_", " "), value, status, source)
 
 
-def declared(statements: Mapping[str, str], plan: Sequence[Item] = ()) -> tuple[Item, ...]:
+def declared(
+    statements: Mapping[str, str],
+    plan: Sequence[Item] = (),
+) -> tuple[Item, ...]:
     return (*plan, *(asked(name, statements, words) for name, words in STATEMENTS.items()))
 
 
@@ -83,7 +92,11 @@ def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:
     return [item(name, value, "declared", source, words) for name, value, source, words in rows]
 
 
-def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> parts.AttackerPart:
+def attacker(
+    info: RunInfo,
+    assessments: Sequence[Assessment],
+    names: Names,
+) -> parts.AttackerPart:
     captured = any(a.capture for a in assessments)
     threats = [a.threat for a in assessments]
     masked = [a for a in assessments if a.release is not None and (a.release.withheld or 0) > 0]

@@ -39,7 +39,10 @@ class CorridorStrips:
     width: int = WIDTH
 
 
-def mean_errors(rows: Sequence[Configuration], threshold: float | None) -> CorridorStrips | None:
+def mean_errors(
+    rows: Sequence[Configuration],
+    threshold: float | None,
+) -> CorridorStrips | None:
     """For each row, the PSNR of the attacks' mean error and the upper bound of every attacker's."""
     bounds = [row.error_bound.psnr if row.error_bound else None for row in rows]
     values = defined([*bounds, *(v for row in rows for v in (row.mean_error, row.baseline))])

@@ -15,6 +15,7 @@ from leakbound.report.tables import (
     LONGEST,
     AttackSummary,
     Configuration,
+    ConfigurationPart,
     ReportPart,
     Theorem,
     TrainingCost,
@@ -92,12 +93,9 @@ class ThresholdLine(ReportPart, frozen=True):
     accepted_by: str
 
 
-class BestAttackLine(ReportPart, frozen=True):
+class BestAttackLine(ConfigurationPart, frozen=True):
     """S_D of a configuration: what attackers leave who must choose an attack beforehand."""
 
-    model: str
-    batch_size: int
-    defense: str
     rmse: float
     low: float | None
     high: float | None
@@ -145,16 +143,13 @@ class MeasuredPart(ReportPart, frozen=True):
     columns: tuple[ColumnTable, ...]
 
 
-class BoundLine(ReportPart, frozen=True):
+class BoundLine(ConfigurationPart, frozen=True):
     """One bound on one configuration, over its experiments.
 
     `value`: the median of bounds on the error, the largest of probabilities. `psnr` in dB: of that
     error, or the threshold of a training's probability.
     """
 
-    model: str
-    batch_size: int
-    defense: str
     name: str
     kind: str
     value: float
@@ -193,7 +188,7 @@ class DeclaredPart(ReportPart, frozen=True):
     items: tuple[Item, ...]
 
 
-class StrongestLine(ReportPart, frozen=True):
+class StrongestLine(ConfigurationPart, frozen=True):
     """The experiment in which a configuration's strongest attack reconstructed the best example.
 
     `score`, `baseline_score` and `matched` (over the threshold) are by example. `pictures`: file
@@ -201,9 +196,6 @@ class StrongestLine(ReportPart, frozen=True):
     """
 
     # JSON has whole numbers of any size, but other readers fail on them.
-    model: str
-    batch_size: int
-    defense: str
     verdict: Verdict
     attack: str
     seed: int

@@ -59,7 +59,14 @@ def accountant_of(epsilon: Callable[..., float], delta: float) -> Accountant:
     """`epsilon`: that of `leakbound.bounds.conversions`, which this package may not import."""
 
     def of_release(noise: float) -> Epsilons:
-        both = (epsilon(noise, delta=delta, replace=replace) for replace in (False, True))
+        both = (
+            epsilon(
+                noise,
+                delta=delta,
+                replace=replace,
+            )
+            for replace in (False, True)
+        )
         return Epsilons(delta, *(one if math.isfinite(one) else "infinite" for one in both))
 
     return of_release
@@ -98,12 +105,20 @@ def of_defense(
     """
     known = mechanism(defense.settings)
     audit = "the audit"
+    sensitivity = None
+    if known is not None:
+        _, clip = known
+        sensitivity = (
+            f"{clip:g} in L2 norm for the sum of clipped gradients, one example added or removed; "
+            f"{2 * clip:g}, one replaced"
+        )
     answers = [
+        _constructed("meaning", MEANING),
         _covered("unit_of_privacy", "one example of a client's batch", statements),
         item("parameters", _words(epsilons), "computed", "of one release, from the settings"),
         _covered("neighboring_relation", NEIGHBORS, statements),
         item("mechanism", defense.settings, "by construction", "the records"),
-        _sensitivity(None if known is None else known[1], "the clip norm in the settings"),
+        item("sensitivity", sensitivity, "by construction", "the clip norm in the settings"),
         item("composition", "none: one release in one round", "by construction", audit),
         item("accountant", known and "the trade-off curve of one Gaussian mechanism, exact",
              "computed", "leakbound.bounds.conversions"),
@@ -123,16 +138,10 @@ def of_defense(
     if defense.data_dependent_law:
         chosen = "noise or mask depend on the private batch"
         answers.append(item("hyperparameters", chosen, "by construction", "the records"))
-    return _claim(claim, epsilons, answers, statements)
-
-
-def _claim(
-    claim: str, epsilons: Epsilons | None, answers: list[Item], statements: Mapping[str, str]
-) -> PrivacyClaim:
-    """All questions in their order; those without an answer are asked of the statements."""
-    known = {one.name: one for one in [_constructed("meaning", MEANING), *answers]}
+    by_name = {one.name: one for one in answers}
+    # All questions in their order; those without an answer are asked of the statements.
     items = [
-        msgspec.structs.replace(known.get(name) or asked(name, statements), words=words)
+        msgspec.structs.replace(by_name.get(name) or asked(name, statements), words=words)
         for name, words in QUESTIONS.items()
     ]
     open_ = sum(one.status == NOT_STATED for one in items)
@@ -152,19 +161,9 @@ def _words(epsilons: Epsilons | None) -> str | None:
 
 def _covered(name: str, words: str, statements: Mapping[str, str]) -> Item:
     """What the mechanism covers, and beside it what somebody declared."""
-    given = statements.get(name)
-    return _constructed(name, f"{words}; declared: {given}" if given else words)
+    stated = statements.get(name)
+    return _constructed(name, f"{words}; declared: {stated}" if stated else words)
 
 
 def _constructed(name: str, words: str) -> Item:
     return item(name, words, "by construction", "the mechanism")
-
-
-def _sensitivity(clip: float | None, source: str) -> Item:
-    words = None
-    if clip is not None:
-        words = (
-            f"{clip:g} in L2 norm for the sum of clipped gradients, one example added or removed; "
-            f"{2 * clip:g}, one replaced"
-        )
-    return item("sensitivity", words, "by construction", source)

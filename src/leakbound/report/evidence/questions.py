@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answered,
@@ -21,7 +22,6 @@ from leakbound.report.evidence.parts import (
     QuestionLine,
     SignOff,
 )
-from leakbound.report.tables import grouped
 from leakbound.report.template import listing, plural
 
 NIST: Final = "NIST SP 800-226"
@@ -54,7 +54,9 @@ SHOWN = 3
 
 
 def of_nist(
-    claims: Sequence[PrivacyClaim], declared: Sequence[Item], measured: MeasuredPart
+    claims: Sequence[PrivacyClaim],
+    declared: Sequence[Item],
+    measured: MeasuredPart,
 ) -> Iterable[QuestionLine]:
     said = {item.name: item for item in declared}
     for name, question in CLAIMED.items():
@@ -68,27 +70,28 @@ def of_nist(
 
 
 def _claimed(
-    name: str, question: str, claims: Sequence[PrivacyClaim], declared: Item | None
+    name: str,
+    question: str,
+    claims: Sequence[PrivacyClaim],
+    declared: Item | None,
 ) -> QuestionLine:
-    if not claims:
-        if declared is None:
-            return QuestionLine(NIST, question, "not answered", NO_CLAIM)
-        known = declared.value is not None
+    if not claims and declared is None:
+        return QuestionLine(NIST, question, "not answered", NO_CLAIM)
+    if not claims and declared is not None:
+        status: Answered = NOT_STATED if declared.value is None else "answered"
         answer = declared.value or f"{NO_CLAIM} Nobody stated it for the deployment either."
-        return QuestionLine(
-            NIST, question, "answered" if known else NOT_STATED, answer, ("declared",)
-        )
+        return QuestionLine(NIST, question, status, answer, ("declared",))
     items = [(claim.claim, item) for claim in claims for item in claim.items if item.name == name]
     values = grouped((item.value, claim) for claim, item in items)
     silent = len(values.get(None, ()))
     if silent == len(items):
         end = f"--declare {name}=..." if declared is not None else "the settings do not say it"
         return QuestionLine(NIST, question, NOT_STATED, f"Nobody stated it ({end}).", ("privacy",))
-    texts = [str(value) for value in values if value is not None]
+    texts = [value for value in values if value is not None]
     if len(texts) > 1:
-        own = {value: listing(some[:SHOWN]) for value, some in values.items() if value is not None}
-        texts = [f"{own[text]}: {text}" for text in texts[:SHOWN]]
-        texts += [f"and {len(own) - SHOWN} more"] * (len(own) > SHOWN)
+        more = len(texts) - SHOWN
+        texts = [f"{listing(values[text][:SHOWN])}: {text}" for text in texts[:SHOWN]]
+        texts += [f"and {more} more"] * (more > 0)
     return QuestionLine(
         NIST, question, "in part" if silent else "answered", "; ".join(texts), ("privacy",)
     )
@@ -111,7 +114,10 @@ def of_edpb(
         yield QuestionLine(EDPB, *row)
 
 
-def _on_extraction(sign_off: SignOff, known: Sequence[AuxiliaryLine]) -> Iterable[Row]:
+def _on_extraction(
+    sign_off: SignOff,
+    known: Sequence[AuxiliaryLine],
+) -> Iterable[Row]:
     # The words begin cells of a table elsewhere.
     facts = [line.words[0].lower() + line.words[1:] for line in known if line.answer == "yes"]
     yield (
@@ -144,6 +150,7 @@ def _on_tests(
 ) -> Iterable[Row]:
     """One line for each kind of attack that the opinion names."""
     ran = f"Attacks that ran: {listing(attacks[:20])}." if attacks else "No attack was run."
+    in_part: Answered = "in part" if attacks else "not answered"
     member = f"{NO} No membership attack was run."
     if claims:
         member += " Differential privacy limits it, as far as its claims hold."
@@ -155,7 +162,7 @@ def _on_tests(
     )
     yield (
         "Tests of model inversion?",
-        "in part" if attacks else "not answered",
+        in_part,
         "Inversion of updates only. Inversion of the finished model: not answered by leakbound."
         if attacks
         else NO,
@@ -176,7 +183,7 @@ def _on_tests(
     yield "Tests of regurgitation of training data?", "not answered", NO, ()
     yield (
         "Are the attacks the state of the art?",
-        "in part" if attacks else "not answered",
+        in_part,
         "Their settings are listed. Whether better attacks exist is for the reader to judge."
         if attacks
         else ran,
@@ -240,7 +247,10 @@ def _on_documents(
     )
 
 
-def _declared(names: Sequence[str], declared: Sequence[Item]) -> tuple[Answered, str]:
+def _declared(
+    names: Sequence[str],
+    declared: Sequence[Item],
+) -> tuple[Answered, str]:
     """How far statements answer a question, and what they say."""
     stated: Mapping[str, str | None] = {i.name: i.value for i in declared if i.name in names}
     said = [

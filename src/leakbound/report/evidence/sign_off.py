@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from leakbound._util.formats import format_upper
+from leakbound._util.groups import grouped
 from leakbound.assess.record import Verdict
 from leakbound.report import tables
 from leakbound.report.evidence.parts import (
@@ -32,7 +33,7 @@ from leakbound.report.sentences import (
     undefended,
 )
 from leakbound.report.settings import DeclaredTraining, SettingRow, by_setting, safety
-from leakbound.report.tables import RunSummary, grouped
+from leakbound.report.tables import RunSummary
 from leakbound.report.template import brief, listing, percent, plural, typeset
 
 MOST = 8
@@ -82,27 +83,40 @@ def of_run(
     `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
     `training`: what a deployment file says of all rounds.
     """
-    own = summary.assessments
+    assessments = summary.assessments
     names = summary.names
     rows = summary.configurations
     settings = by_setting(summary)
     advised = UNSOUND
     if sound:
         covered = _covered(summary, training)
-        advised = advice(settings, len(summary.pairs), undefended(own), training, covered)
+        advised = advice(settings, len(summary.pairs), undefended(assessments), training, covered)
     rounds = [ROUNDS if training is None else DECLARED]
     rounds += attacked_rounds(summary.run, names)[:NAMES]
-    facts = [text for one in revealed(own, names) for text in one.facts]
+    facts = [text for one in revealed(assessments, names) for text in one.facts]
     shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
+    average = (
+        "One named example. “No attacker exceeds” is an average over examples; rare ones may be "
+        "reconstructed more often"
+    )
+    rare = tables.rare_share(rows)
+    if rare is not None:
+        average += (
+            f" ({percent(rare)} of the public examples are rare: no candidate matches them "
+            "together with another one)"
+        )
+    deployment = "Facts about the deployment, which were declared and not checked"
+    if silent:
+        deployment = f"The deployment: {plural(silent, 'fact')} about it not stated"
     if len(facts) > REVEALED:
         shown.append(f"{plural(len(facts) - REVEALED, 'more fact')}: see the report.")
     return SignOff(
         date=_date(summary.run),
-        answer=answer(own, rows, *nouns(own)),
+        answer=answer(assessments, rows, *nouns(assessments)),
         advice=advised,
         tested=_tested(summary),
         attacker=_attacker(
-            {line.name: line.answer for line in known}, captured=any(a.capture for a in own)
+            {line.name: line.answer for line in known}, captured=any(a.capture for a in assessments)
         ),
         criterion=_criterion(thresholds),
         revealed=tuple(shown),
@@ -110,15 +124,18 @@ def of_run(
         not_covered=(
             OTHERS,
             " ".join(rounds),
-            _average(tables.rare_share(rows)),
+            f"{average}.",
             PERSONS,
             STRONGER,
-            _deployment(silent),
+            f"{deployment} (annex, part 3).",
         ),
     )
 
 
-def _covered(summary: RunSummary, training: DeclaredTraining | None) -> list[str]:
+def _covered(
+    summary: RunSummary,
+    training: DeclaredTraining | None,
+) -> list[str]:
     """The settings with a training's noise or more on clipped gradients of examples."""
     if training is None or training.noise_multiplier is None:
         return []
@@ -141,7 +158,10 @@ def epsilon_line(audit: EpsilonPart) -> str:
 
 
 def fitting(
-    page: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
+    page: SignOff,
+    warnings: Sequence[str],
+    files: int,
+    meanings: Mapping[Verdict, str],
 ) -> list[SettingRow]:
     """The most important rows that fit on one page, with what their verdicts mean.
 
@@ -190,7 +210,10 @@ def _date(run: Run) -> str | None:
     return datetime.fromtimestamp(time, UTC).date().isoformat()
 
 
-def _by_importance(settings: Sequence[SettingRow], summary: RunSummary) -> Iterable[SettingRow]:
+def _by_importance(
+    settings: Sequence[SettingRow],
+    summary: RunSummary,
+) -> Iterable[SettingRow]:
     """No defense, then the safest of every family, then the second of every family and so on."""
     families = {label: setting.name for label, setting in summary.names.settings.items()}
     turns = {
@@ -205,10 +228,10 @@ def _by_importance(settings: Sequence[SettingRow], summary: RunSummary) -> Itera
 
 
 def _tested(summary: RunSummary) -> str:
-    own = summary.assessments
+    assessments = summary.assessments
     names = summary.names
-    captured = {a.capture.digest for a in own if a.capture}
-    sizes = [str(size) for size in sorted({a.batch_size for a in own})]
+    captured = {a.capture.digest for a in assessments if a.capture}
+    sizes = [str(size) for size in sorted({a.batch_size for a in assessments})]
     defenses = {row.defense for row in summary.configurations}
     what = [plural(len(captured), "captured update")] if captured else []
     what += [
@@ -216,16 +239,16 @@ def _tested(summary: RunSummary) -> str:
         f"batch size{'s' * (len(sizes) > 1)} {brief(sizes)}",
         plural(len(defenses), "defense setting"),
         plural(len(names.attacks), "attack"),
-        plural(sum(a.status == "ok" for a in own), "attack run"),
+        plural(sum(a.status == "ok" for a in assessments), "attack run"),
     ]
     source = "" if captured else f" on {shortened(summary.run.info.data.source)}"
     return "; ".join(what) + source
 
 
 def _named(names: Iterable[str]) -> str:
-    own = list(names)
-    more = [f"{len(own) - NAMES} more"] if len(own) > NAMES else []
-    return listing([*map(shortened, own[:NAMES]), *more])
+    labels = list(names)
+    more = [f"{len(labels) - NAMES} more"] if len(labels) > NAMES else []
+    return listing([*map(shortened, labels[:NAMES]), *more])
 
 
 def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
@@ -235,7 +258,7 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
         "defense": "the defense",
         "statistics": "the batch’s statistics",
     }
-    given = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
+    knows = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
     some = [text for name, text in words.items() if known[name] == "in some experiments"]
     also = f" In some experiments they also know {listing(some)}." if some else ""
     changes: dict[Answer, str] = {
@@ -245,7 +268,7 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
         "sends.",
     }
     end = changes.get(known["malicious"], "")
-    return f"The attacker sees {sees}, as the server does. They know {listing(given)}.{also} {end}"
+    return f"The attacker sees {sees}, as the server does. They know {listing(knows)}.{also} {end}"
 
 
 def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
@@ -261,20 +284,3 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     who = {t.accepted_by for t in thresholds}
     by = "not stated" if who == {NOT_STATED} else f"“{shortened(listing(sorted(who)))}”"
     return f"{said} Who accepted these values: {by}."
-
-
-def _average(rare: float | None) -> str:
-    """What a bound that averages over examples leaves open."""
-    said = "One named example. “No attacker exceeds” is an average over examples"
-    if rare is None:
-        return f"{said}; rare ones may be reconstructed more often."
-    return (
-        f"{said}; rare ones may be reconstructed more often ({percent(rare)} of the public "
-        "examples are rare: no candidate matches them together with another one)."
-    )
-
-
-def _deployment(silent: int) -> str:
-    if not silent:
-        return "Facts about the deployment, which were declared and not checked (annex, part 3)."
-    return f"The deployment: {plural(silent, 'fact')} about it not stated (annex, part 3)."

@@ -13,6 +13,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from leakbound._util import files
+from leakbound._util.groups import grouped
 from leakbound._util.text import digest
 from leakbound.assess.record import ESTIMATE, Assessment, Bound, is_picture
 from leakbound.assess.verdict import verdict
@@ -25,7 +26,7 @@ from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
 from leakbound.report.rerun import command_of, toml_of
 from leakbound.report.settings import DeclaredTraining
-from leakbound.report.tables import RunSummary, Theorem, grouped
+from leakbound.report.tables import RunSummary, Theorem
 
 SHOWN = 100
 """Of how many configurations the pictures are kept."""
@@ -65,14 +66,18 @@ def of_run(
     `training`: what a deployment file says of all rounds.
     """
     summary = RunSummary(run)
-    own = run.assessments
-    limits = {a.criterion.value for a in own}
-    declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, own))
-    known = auxiliary.attacker(run.info, own, summary.names)
-    limited = auxiliary.thresholds(run.info, own, statements.get("accepted_by"))
+    assessments = run.assessments
+    limits = {a.criterion.value for a in assessments}
+    declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, assessments))
+    known = auxiliary.attacker(run.info, assessments, summary.names)
+    limited = auxiliary.thresholds(run.info, assessments, statements.get("accepted_by"))
     measured = _measured(summary)
     claims = _private(summary, statements, accountant)
     checks = _checks(run)
+    code_checks = (
+        parts.Check(f"The audit of {a.client} found no more than it claims", a.holds, a.verdict)
+        for a in audited
+    )
     page = sign_off.of_run(
         summary,
         known.auxiliary,
@@ -89,14 +94,14 @@ def of_run(
             *questions.of_edpb(page, measured, claims, known.auxiliary, declared),
         ),
         notices=tuple(_notices(run, measured.experiments)),
-        checks=(*checks, *map(_kept, audited)),
+        checks=(*checks, *code_checks),
         configurations=tuple(summary.configurations),
         measured=measured,
         bounded=_bounded(summary),
         declared=parts.DeclaredPart(DECLARED, declared),
         attacker=known,
         thresholds=limited,
-        criterion=own[0].criterion,
+        criterion=assessments[0].criterion,
         threshold=limits.pop() if len(limits) == 1 else None,
         strongest=tuple(_strongest(summary, images=images)),
         utility=tuple(summary.costs.values()),
@@ -147,26 +152,23 @@ def _checks(run: Run) -> list[parts.Check]:
     return [parts.Check(words, *found) for words, found in rows.items()]
 
 
-def _kept(own: parts.EpsilonPart) -> parts.Check:
-    return parts.Check(
-        f"The audit of {own.client} found no more than it claims", own.holds, own.verdict
-    )
-
-
-def _follows(own: Assessment) -> bool:
+def _follows(record: Assessment) -> bool:
     """Whether a record's verdict is what its own matches and bounds give."""
     # What did not run decides nothing.
-    if own.status != "ok":
-        return own.verdict in (None, "undecided")
-    chances = [
-        b for b in own.bounds if b.covers == "all" and None not in (b.probability, b.accepted)
-    ]
-    # A record that claims an exclusion which its own numbers deny was changed by hand.
-    if any(b.excludes_threshold != ((b.probability or 0) <= (b.accepted or 0)) for b in chances):
-        return False
+    if record.status != "ok":
+        return record.verdict in (None, "undecided")
+    for bound in record.bounds:
+        if bound.covers != "all" or bound.probability is None or bound.accepted is None:
+            continue
+        # A record that claims an exclusion which its own numbers deny was changed by hand.
+        if bound.excludes_threshold != (bound.probability <= bound.accepted):
+            return False
     try:
-        return own.verdict == verdict(
-            own.matched, own.bounds, certified=bool(own.certificate), attained=own.attained
+        return record.verdict == verdict(
+            record.matched,
+            record.bounds,
+            certified=bool(record.certificate),
+            attained=record.attained,
         )
     except RuntimeError:  # what was matched and what is excluded contradict each other
         return False
@@ -176,25 +178,24 @@ def _measured(summary: RunSummary) -> parts.MeasuredPart:
     run = summary.run
     names = summary.names
     count = Counter(a.status for a in run.assessments)
-    best = []
-    for table in best_attack_tables(run.assessments, run.trainings, names):
-        for row in table.rows:
-            error = row.found
-            if error is not None:
-                line = parts.BestAttackLine(
-                    table.model,
-                    table.batch_size,
-                    row.defense,
-                    rmse=error.rmse,
-                    low=error.low if error.n > 1 else None,
-                    high=error.high if math.isfinite(error.high) else None,
-                    level=tables.LEVEL,
-                    attack=error.attack,
-                    baseline_rmse=error.baseline,
-                    rounds=error.n,
-                    left_out=row.left_out,
-                )
-                best.append(line)
+    best = [
+        parts.BestAttackLine(
+            table.model,
+            table.batch_size,
+            row.defense,
+            rmse=error.rmse,
+            low=error.low if error.n > 1 else None,
+            high=error.high if math.isfinite(error.high) else None,
+            level=tables.LEVEL,
+            attack=error.attack,
+            baseline_rmse=error.baseline,
+            rounds=error.n,
+            left_out=row.left_out,
+        )
+        for table in best_attack_tables(run.assessments, run.trainings, names)
+        for row in table.rows
+        if (error := row.found) is not None
+    ]
     captured = [
         parts.CapturedLine(
             update.label,
@@ -232,7 +233,7 @@ def _bounded(summary: RunSummary) -> parts.BoundedPart:
     bounds = grouped(
         ((names.key(a), summary.theorems.of(bound)), bound) for a in ran for bound in a.bounds
     )
-    lines = [_bound(key, own, theorem, counts[key]) for (key, theorem), own in bounds.items()]
+    lines = [_bound(key, some, theorem, counts[key]) for (key, theorem), some in bounds.items()]
     theorems = [
         replace(theorem, covers=COVERS.get(theorem.covers, f"{theorem.covers} attackers only"))
         for theorem in dict.fromkeys(theorem for _, theorem in bounds)
@@ -243,49 +244,51 @@ def _bounded(summary: RunSummary) -> parts.BoundedPart:
 
 
 def _bound(
-    key: tables.ConfigurationKey, own: Sequence[Bound], theorem: Theorem, experiments: int
+    key: tables.ConfigurationKey,
+    bounds: Sequence[Bound],
+    theorem: Theorem,
+    experiments: int,
 ) -> parts.BoundLine:
-    on_error = own[0].on_error
-    values = [bound.value for bound in own]
-    levels = tables.defined(bound.psnr for bound in own)
+    on_error = bounds[0].on_error
+    values = [bound.value for bound in bounds]
+    levels = tables.defined(bound.psnr for bound in bounds)
+    kind = LOWER_BOUND if on_error else PROBABILITY
+    if on_error and bounds[0].covers == ESTIMATE:
+        kind = f"{ESTIMATE} of a {LOWER_BOUND}"
     return parts.BoundLine(
         *key,
         theorem.name,
-        _kind(own[0]),
+        kind,
         value=median(values) if on_error else max(values),
         least=min(values),
         most=max(values),
         psnr=median(levels) if levels else None,
-        standard_error=max(tables.defined(b.standard_error for b in own), default=None),
-        accepted=None if on_error else own[0].accepted,
+        standard_error=max(tables.defined(b.standard_error for b in bounds), default=None),
+        accepted=None if on_error else bounds[0].accepted,
         prior=theorem.prior,
         covers_all=theorem.covers_all,
         theorem=theorem.number,
-        experiments=len(own),
+        experiments=len(bounds),
         of_experiments=experiments,
     )
 
 
-def _kind(bound: Bound) -> str:
-    if not bound.on_error:
-        return PROBABILITY
-    return f"{ESTIMATE} of a {LOWER_BOUND}" if bound.covers == ESTIMATE else LOWER_BOUND
-
-
-def _strongest(summary: RunSummary, *, images: bool) -> list[parts.StrongestLine]:
+def _strongest(
+    summary: RunSummary,
+    *,
+    images: bool,
+) -> list[parts.StrongestLine]:
     names = summary.names
-    best: dict[tuple[tables.ConfigurationKey, str], tuple[float, Assessment]] = {}
-    for a in summary.assessments:
-        if a.status == "ok":
-            key = names.key(a), names.attack(a)
-            value = math.inf if a.certificate else max(tables.defined(a.scores), default=-math.inf)
-            if key not in best or value > best[key][0]:
-                best[key] = value, a
+    ran = grouped((names.attack_key(a), a) for a in summary.assessments if a.status == "ok")
+
+    def closeness(a: Assessment) -> float:
+        return math.inf if a.certificate else max(tables.defined(a.scores), default=-math.inf)
+
     lines = []
     for place, row in enumerate(summary.configurations):
         attack = str(row.strongest_attack)
-        if (row.key, attack) in best:
-            _, a = best[row.key, attack]
+        if (*row.key, attack) in ran:
+            a = max(ran[*row.key, attack], key=closeness)
             line = parts.StrongestLine(
                 *row.key,
                 row.verdict,
@@ -306,12 +309,12 @@ def _strongest(summary: RunSummary, *, images: bool) -> list[parts.StrongestLine
 def _private(
     summary: RunSummary, statements: Mapping[str, str], accountant: Accountant
 ) -> list[parts.PrivacyClaim]:
-    own = summary.assessments
-    private = (a for a in own if a.defense.guarantee.lower() == "differential privacy")
-    statistics = any(a.threat.statistics_known for a in own)
-    defenses = grouped((summary.names.defense(a), a.defense) for a in private)
+    statistics = any(a.threat.statistics_known for a in summary.assessments)
+    defenses = grouped((summary.names.defense(a), a.defense) for a in summary.assessments)
     claims = []
     for label, (defense, *_) in defenses.items():
+        if defense.guarantee.lower() != "differential privacy":
+            continue
         known = privacy.mechanism(defense.settings)
         epsilons = accountant(known[0]) if known else None
         utility = "; ".join(

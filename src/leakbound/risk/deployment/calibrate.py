@@ -67,15 +67,15 @@ def least_noise(
         return msgspec.structs.replace(given, noise=noise, unit=None)
 
     def met(level: float) -> bool:
-        found = {}
+        success = {}
         for law in laws_of(at(level)):
             if law.unit != asked or law.audience not in audiences:
                 continue
             # several audiences and units share a law, and a bound can take seconds
             key = law.setting, law.special, law.copies, law.summed, law.beyond
-            if key not in found:
-                found[key] = float(bounds(law, prior, [target.eta])[0][0])
-        return max(found.values()) <= target.gamma
+            if key not in success:
+                success[key] = float(bounds(law, prior, [target.eta])[0][0])
+        return max(success.values()) <= target.gamma
 
     largest = _largest(given)
     high = min(1.0, largest)
@@ -93,16 +93,21 @@ def least_noise(
     return msgspec.structs.replace(at(high), unit=given.unit)
 
 
-def _largest(given: Deployment) -> float:
+def _largest(deployment: Deployment) -> float:
     """The largest multiplier that is tried; an adaptive clip needs one below twice `bit_noise`."""
-    adaptive = given.clip.adaptive
-    if given.clip.kind != "adaptive" or adaptive is None or adaptive.bit_noise is None:
+    adaptive = deployment.clip.adaptive
+    if deployment.clip.kind != "adaptive" or adaptive is None or adaptive.bit_noise is None:
         return LARGEST
     return min(LARGEST, 2 * adaptive.bit_noise * (1 - CLOSE))
 
 
-def _why(given: Deployment, unit: Unit, audiences: Sequence[Audience], target: Target) -> str:
-    rows = [e for e in laws_of(given) if e.unit == unit and e.audience in audiences]
+def _why(
+    deployment: Deployment,
+    unit: Unit,
+    audiences: Sequence[Audience],
+    target: Target,
+) -> str:
+    rows = [e for e in laws_of(deployment) if e.unit == unit and e.audience in audiences]
     for law in rows:
         if law.setting is None:
             missing = f" (not stated: {', '.join(law.missing)})" if law.missing else ""

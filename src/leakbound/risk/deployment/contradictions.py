@@ -18,21 +18,21 @@ STEADY = ("all", "server-picks", "fixed-size")
 """Laws of participation with cohorts of one size."""
 
 
-def refuse(given: Deployment) -> None:
+def refuse(deployment: Deployment) -> None:
     """Reject keys that contradict each other.
 
     Raises:
         ValueError: with both keys, their values, and what to change.
     """
     for find in (_noise, _clip, _weights, _participation, _aggregation, _local, _examples):
-        words = next(find(given), None)
+        words = next(find(deployment), None)
         if words is not None:
             raise ValueError(words)
 
 
-def _noise(given: Deployment) -> Iterator[str]:
-    noise = given.noise
-    clip = given.clip
+def _noise(deployment: Deployment) -> Iterator[str]:
+    noise = deployment.noise
+    clip = deployment.clip
     if noise.delta is not None and not 0 < noise.delta < 1:
         yield f"noise.delta is {noise.delta!r}; give a number between 0 and 1"
     names = ("multiplier", "std", "pure_epsilon", "epsilon")
@@ -48,8 +48,8 @@ def _noise(given: Deployment) -> Iterator[str]:
         )
 
 
-def _clip(given: Deployment) -> Iterator[str]:
-    clip = given.clip
+def _clip(deployment: Deployment) -> Iterator[str]:
+    clip = deployment.clip
     if clip.kind is None:
         return
     if clip.adaptive is not None and clip.kind != "adaptive":
@@ -69,10 +69,10 @@ def _clip(given: Deployment) -> Iterator[str]:
         )
 
 
-def _weights(given: Deployment) -> Iterator[str]:
-    who = given.participation
-    sizes = given.sizes
-    most = given.max_weight
+def _weights(deployment: Deployment) -> Iterator[str]:
+    who = deployment.participation
+    sizes = deployment.sizes
+    most = deployment.max_weight
     if sizes and most is not None:
         yield "max_weight and sizes both give the largest weight; give one of them"
     if sizes and len(sizes) < (who.replies or 1):
@@ -87,8 +87,8 @@ def _weights(given: Deployment) -> Iterator[str]:
         )
 
 
-def _participation(given: Deployment) -> Iterator[str]:
-    who = given.participation
+def _participation(deployment: Deployment) -> Iterator[str]:
+    who = deployment.participation
     for small, large in (("cohort", "population"), ("replies", "cohort")):
         least = getattr(who, small)
         most = getattr(who, large)
@@ -130,9 +130,9 @@ def _participation(given: Deployment) -> Iterator[str]:
         )
 
 
-def _aggregation(given: Deployment) -> Iterator[str]:
-    hidden = given.secure_aggregation
-    who = given.participation
+def _aggregation(deployment: Deployment) -> Iterator[str]:
+    hidden = deployment.secure_aggregation
+    who = deployment.participation
     if hidden is None:
         return
     if hidden.shared_key and hidden.kind == "secagg":
@@ -150,8 +150,8 @@ def _aggregation(given: Deployment) -> Iterator[str]:
         )
 
 
-def _local(given: Deployment) -> Iterator[str]:
-    local = given.local
+def _local(deployment: Deployment) -> Iterator[str]:
+    local = deployment.local
     size = local.examples
     batch = local.batch
     if not size or not batch:
@@ -179,18 +179,18 @@ def _local(given: Deployment) -> Iterator[str]:
         )
 
 
-def _examples(given: Deployment) -> Iterator[str]:
-    own = given.local.examples
-    held = given.record.examples_per_client
-    sizes = given.sizes
+def _examples(deployment: Deployment) -> Iterator[str]:
+    own = deployment.local.examples
+    held = deployment.record.examples_per_client
+    sizes = deployment.sizes
     if own and held and own > held:
         yield (
             f"local.examples is {own}, more than record.examples_per_client, {held}; give the "
             "number that the largest client holds"
         )
-    if held and (given.record.people or 1) > held:
+    if held and (deployment.record.people or 1) > held:
         yield (
-            f"record.people is {given.record.people}, more than record.examples_per_client, "
+            f"record.people is {deployment.record.people}, more than record.examples_per_client, "
             f"{held}: no person has more examples than the client; give at most as many"
         )
     if sizes and held and max(sizes) > held:

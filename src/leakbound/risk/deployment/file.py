@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ import numpy as np
 
 from leakbound import check
 from leakbound._util import files
+from leakbound._util.text import printable, toml
 from leakbound.risk.deployment import mistakes
 from leakbound.risk.deployment.facts import LARGEST, Deployment, Mistake
 
@@ -39,8 +39,10 @@ def read(path: Path) -> Described:
     if isinstance(factor, str) and factor.endswith(".npy"):  # relative to the file that names it
         table = {**table, "correlation": str(path.parent / factor)}
     given = parse(table)
-    found = (with_line(text, one) for one in mistakes.find(given))
-    return given, tuple(found)
+    return given, tuple(
+        msgspec.structs.replace(mistake, line=line_of(text, mistake.key))
+        for mistake in mistakes.find(given)
+    )
 
 
 def parse(table: Mapping[str, Any]) -> Deployment:
@@ -52,11 +54,11 @@ def parse(table: Mapping[str, Any]) -> Deployment:
     """
     whole = dict(table)
     for name, library in LIBRARIES.items():
-        own = whole.pop(name, {})
-        if not isinstance(own, Mapping):
+        parameters = whole.pop(name, {})
+        if not isinstance(parameters, Mapping):
             raise ValueError(f"{name} is no table; give [{name}] with its parameters")
-        if own:
-            whole = _merged(library.read(name, own), whole)
+        if parameters:
+            whole = _merged(library.read(name, parameters), whole)
     try:
         return msgspec.convert(whole, Deployment)
     except msgspec.ValidationError as error:
@@ -78,14 +80,17 @@ def in_words(text: str, kind: Any, whole: str = "the file") -> tuple[str, str]:
     return unknown[1], f"{key} has no key {unknown[1]!r}; {check.closest(unknown[1], known)}"
 
 
-def _merged(first: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(
+    first: Mapping[str, Any],
+    over: Mapping[str, Any],
+) -> dict[str, Any]:
     """Both tables; where both have a key, the second's value."""
-    found = dict(first)
+    merged = dict(first)
     for key, value in over.items():
-        own = found.get(key)
-        both = isinstance(own, Mapping) and isinstance(value, Mapping)
-        found[key] = _merged(own, value) if both else value  # type: ignore[arg-type]
-    return found
+        below = merged.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def text_of(given: Deployment, notes: Iterable[str] = ()) -> str:
@@ -96,38 +101,18 @@ def text_of(given: Deployment, notes: Iterable[str] = ()) -> str:
         title = "deployment"
         rounds = 3
     """
-    lines = [f"# {_plain(' '.join(note.split()))}" for note in notes]
-    plain = msgspec.to_builtins(given)
-    for key, value in plain.items():
-        if isinstance(value, Mapping):
-            own = {name: one for name, one in value.items() if one is not None}
-            if own:
-                inner = ", ".join(f"{name} = {_value(one)}" for name, one in own.items())
-                lines.append(f"{key} = {{{inner}}}")
-        elif value is not None:
-            lines.append(f"{key} = {_value(value)}")
+    lines = [f"# {printable(note)}" for note in notes]
+    for key, value in _stated(msgspec.to_builtins(given)).items():
+        if value != {}:
+            lines.append(f"{key} = {toml(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        kept = ((name, one) for name, one in value.items() if one is not None)
-        return "{" + ", ".join(f"{name} = {_value(one)}" for name, one in kept) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, str):
-        return json.dumps(_plain(value), ensure_ascii=False)
-    return json.dumps(value) if isinstance(value, bool) else repr(value)
-
-
-def _plain(text: str) -> str:
-    """Without control characters, which TOML does not allow as they are."""
-    return "".join(one if one.isprintable() else " " for one in text)
-
-
-def with_line(text: str, mistake: Mistake) -> Mistake:
-    """The mistake with the number of the line in which its key stands."""
-    return msgspec.structs.replace(mistake, line=line_of(text, mistake.key))
+def _stated(value: Any) -> Any:
+    """Tables without the keys that are not stated: TOML has no null."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _stated(part) for name, part in value.items() if part is not None}
 
 
 def line_of(text: str, key: str) -> int | None:
@@ -157,9 +142,9 @@ def line_of(text: str, key: str) -> int | None:
             name = table + named[1]
         else:
             continue
-        own = name.split(".")
-        if own == parts[: len(own)] and len(own) > best[0]:
-            best = (len(own), number)
+        set_here = name.split(".")
+        if set_here == parts[: len(set_here)] and len(set_here) > best[0]:
+            best = (len(set_here), number)
     return best[1]
 
 
@@ -222,7 +207,10 @@ def _without_numpy(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Described:
+def described(
+    facts: Mapping[str, Any],
+    own: Sequence[Mistake] = (),
+) -> Described:
     """A deployment from facts by their keys, and its mistakes; a reader's own come first."""
     try:
         given = msgspec.convert(placed(facts), Deployment)
@@ -233,42 +221,41 @@ def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Describe
     return given, (*own, *(one for one in mistakes.find(given) if one.name not in named))
 
 
-def _of_opacus(own: Mapping[str, Any]) -> dict[str, Any]:
-    batch = own.get("batch_size")
-    size = own.get("sample_size")
+def _of_opacus(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    batch = parameters.get("batch_size")
+    size = parameters.get("sample_size")
+    samplers = {None: None, True: "poisson", False: "shuffled"}
     return {
         "local.rate": 1 / math.ceil(size / batch) if batch and size else None,  # 1 / len(loader)
-        "local.sampler": {None: None, True: "poisson", False: "shuffled"}[
-            own.get("poisson_sampling")
-        ],
+        "local.sampler": samplers[parameters.get("poisson_sampling")],
     }
 
 
-def _of_tf_privacy(own: Mapping[str, Any]) -> dict[str, Any]:
-    batch = own.get("batch_size")
-    if batch is not None and own.get("num_microbatches") == batch:
+def _of_tf_privacy(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    batch = parameters.get("batch_size")
+    if batch is not None and parameters.get("num_microbatches") == batch:
         return {}
     return {"clip.norm": None, "clip.kind": None}  # the clip is of a mean of examples
 
 
-def _of_pfl(own: Mapping[str, Any]) -> dict[str, Any]:
+def _of_pfl(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The simulation shrinks the noise by cohort / noise cohort."""
-    stated = own.get("noise_multiplier")
-    cohort = own.get("cohort_size")
-    simulated = own.get("noise_cohort_size")
+    stated = parameters.get("noise_multiplier")
+    cohort = parameters.get("cohort_size")
+    simulated = parameters.get("noise_cohort_size")
     real = None
     if stated is not None and cohort and simulated:
         real = stated * min(1.0, cohort / simulated)
     law = None
-    if (apart := own.get("min_separation")) is not None:
+    if (apart := parameters.get("min_separation")) is not None:
         if apart > 1:
             law = "server-picks"
-        elif cohort and own.get("population"):
+        elif cohort and parameters.get("population"):
             law = "fixed-size"
     return {
         "noise.multiplier": real,
-        "claim.amplified": "sampling_probability" in own,  # only its accountant's
-        "claim.rounds": own.get("num_rounds"),
+        "claim.amplified": "sampling_probability" in parameters,  # only its accountant's
+        "claim.rounds": parameters.get("num_rounds"),
         "claim.because": "noise_scale simulates a larger cohort" if real != stated else None,
         "participation.law": law,
     }

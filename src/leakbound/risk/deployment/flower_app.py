@@ -72,26 +72,26 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
             f"{str(path)!r} has no [tool.flwr.app]; give a Flower app's pyproject.toml"
         )
     config = app.get("config", {})
-    own = _flat(config) if isinstance(config, Mapping) else {}
-    found = dict[str, Any]()
+    values = _flat(config) if isinstance(config, Mapping) else {}
+    stated = dict[str, Any]()
     where = dict[str, str]()
     for fact, names in KEYS.items():
-        value, key = next(((own[n]) for n in names if n in own), (None, ""))
+        value, key = next(((values[n]) for n in names if n in values), (None, ""))
         if value is not None:
-            found[fact] = _number(key, value, whole=fact in WHOLE)
+            stated[fact] = _number(key, value, whole=fact in WHOLE)
             where[fact] = key
     project = table.get("project")
     name = project.get("name", "app") if isinstance(project, Mapping) else "app"
-    given, mistakes = described({"title": f"Flower app {str(name)[:200]}", **_implied(found)})
+    deployment, mistakes = described({"title": f"Flower app {str(name)[:200]}", **_implied(stated)})
     text = path.read_text(encoding="utf-8-sig")
-    lines = (_line(text, one.key, where) for one in mistakes)
-    pairs = zip(mistakes, lines, strict=True)
-    return given, tuple(msgspec.structs.replace(one, line=line) for one, line in pairs)
+    return deployment, tuple(
+        msgspec.structs.replace(one, line=_line(text, one.key, where)) for one in mistakes
+    )
 
 
-def _implied(found: Mapping[str, Any]) -> dict[str, Any]:
+def _implied(stated: Mapping[str, Any]) -> dict[str, Any]:
     """The facts, with what their names imply of who clips and who adds noise."""
-    facts = dict(found)
+    facts = dict(stated)
     share = facts.pop("fraction", None)
     least = facts.pop("least", None) or 0
     if "clip.norm" in facts:
@@ -116,15 +116,15 @@ def _implied(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(table: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """Value and full key by the last part of the key, as written with hyphens."""
-    found: dict[str, tuple[Any, str]] = {}
+    flat: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            below = {name: (own, f"{key}.{full}") for name, (own, full) in _flat(value).items()}
+            below = {name: (inner, f"{key}.{full}") for name, (inner, full) in _flat(value).items()}
             # a key at the top counts before one of the same name in a table
-            found = below | found
+            flat = below | flat
         else:
-            found[key.rpartition(".")[2].replace("_", "-").lower()] = value, key
-    return found
+            flat[key.rpartition(".")[2].replace("_", "-").lower()] = value, key
+    return flat
 
 
 def _number(key: str, value: Any, *, whole: bool) -> float | int | None:

@@ -67,6 +67,17 @@ class Level:
     beyond: float = 0.0
 
 
+def unstated(reason: str, *keys: str) -> Level:
+    """No law, because of keys that are not stated."""
+    return Level(reason, missing=keys)
+
+
+def uncorrelated_only(deployment: Deployment, what: str) -> Level:
+    """No law, because no bound is known for noise that cancels across rounds."""
+    missing = () if deployment.correlation else ("correlation",)
+    return Level(f"no bound is known for {what}", missing=missing)
+
+
 @dataclass(frozen=True, eq=False)
 class AudienceLaw:
     """The law of all rounds for one audience and one unit.
@@ -103,27 +114,27 @@ class AudienceLaw:
         """Of all rounds together, if the number of participations is certain."""
         if self.setting is None or self.setting.sampling_rate < 1:
             return None
-        own = self.setting.of_person
-        return math.sqrt(own.steps) / own.noise_multiplier
+        setting = self.setting.of_person
+        return math.sqrt(setting.steps) / setting.noise_multiplier
 
     def bound(self, log_kappa: Array | float) -> Array:
         """Upper bound on any attacker's success for a prior-only success kappa of one unit."""
         blind = np.atleast_1d(np.asarray(log_kappa, float))
         many = math.log(self.copies) if self.copies < math.inf else math.inf
         together = np.where(blind == -np.inf, -np.inf, np.minimum(0.0, blind + many))
-        found = self._of_one(together)
+        success = self._of_one(together)
         if self.summed and self.copies > 1:
             each = self._of_one(blind)
-            found = np.minimum(1.0, np.where(each == 0, 0.0, self.copies * each))
-        return np.minimum(1.0, found + self.beyond)
+            success = np.minimum(1.0, np.where(each == 0, 0.0, self.copies * each))
+        return np.minimum(1.0, success + self.beyond)
 
     def _of_one(self, blind: Array) -> Array:
         if self.pure is not None:
             return np.atleast_1d(np.asarray(clients.pure(self.pure, log_kappa=blind)))
         if self.setting is None:
             return np.ones(blind.shape)
-        found = np.atleast_1d(success_bound(self.setting, blind))
-        return found if self.special is None else np.minimum(found, self.special(blind))
+        success = np.atleast_1d(success_bound(self.setting, blind))
+        return success if self.special is None else np.minimum(success, self.special(blind))
 
     def hits(self) -> list[tuple[float, float]]:
         """(probability, noise multiplier) of what the built-in attack gets of one example."""
@@ -131,17 +142,17 @@ class AudienceLaw:
             return [(1.0, 0.0)]
         if self.attack_noise is not None:
             return [(1.0, self.attack_noise)]
-        own = self.setting
-        if own is None or self.pure is not None:
+        if self.setting is None or self.pure is not None:
             return [(1.0, math.inf)]
-        return seen_of(own)
+        return seen_of(self.setting)
 
     def epsilon(self, delta: float, *, replace_one: bool = False) -> float:
         """For the unit's membership, adding or removing it (or replacing it: twice the shift).
 
         One example of a client whose whole update is clipped moves the update by up to 2C.
         """
-        twice = (2 if replace_one else 1) * (2 if self._inside else 1)
+        inside = self.unit != "client" and not self.summed  # a part of what is clipped
+        twice = (2 if replace_one else 1) * (2 if inside else 1)
         if self.pure is not None:
             return twice * self.pure
         if self.setting is None or self.beyond >= delta:
@@ -150,11 +161,6 @@ class AudienceLaw:
         if twice > 1 and setting.participation == "hidden":  # absence brings in no other unit
             setting = replace(setting, participation="visible")
         return epsilon_of(setting, delta - self.beyond)
-
-    @property
-    def _inside(self) -> bool:
-        """Whether the unit is a part of what is clipped."""
-        return self.unit != "client" and not self.summed
 
 
 def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
@@ -170,58 +176,62 @@ def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
     return tuple(_law_of(deployment, who, unit) for who in AUDIENCES for unit in asked)
 
 
-def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
-    level = per_participation(given, audience)
-    inside = given.noise.at == "optimizer"
+def _law_of(
+    deployment: Deployment,
+    audience: Audience,
+    unit: Unit,
+) -> AudienceLaw:
+    level = per_participation(deployment, audience)
+    inside = deployment.noise.at == "optimizer"
     if inside and unit == "client":
         level = Level("the noise covers one example, not a whole client")
     missing = [*level.missing]
     copies = 1.0
     if unit == "any example":
-        count = given.record.examples_per_client
+        count = deployment.record.examples_per_client
         missing += [] if count else ["record.examples_per_client"]
         copies = float(count or math.inf)
-    if given.rounds is None:
+    if deployment.rounds is None:
         missing.append("rounds")
-    own = AudienceLaw(
+    law = AudienceLaw(
         audience, unit, level.reason, tuple(missing), level.exact, copies=copies, summed=inside
     )
-    if given.rounds is None:
-        return own
+    if deployment.rounds is None:
+        return law
     if level.pure is not None:
-        return replace(own, pure=level.pure * given.rounds)
+        return replace(law, pure=level.pure * deployment.rounds)
     if math.isinf(level.mu):
-        return own
+        return law
     if level.mu == 0:
-        return replace(own, pure=0.0)
-    work = _Work(given, level, audience, given.rounds)
-    made = work.local() if inside else work.by_participation()
-    setting = made.setting
+        return replace(law, pure=0.0)
+    work = _Work(deployment, level, audience, deployment.rounds)
+    steps = work.local() if inside else work.by_participation()
+    setting = steps.setting
     if setting is not None and setting.steps > MOST_STEPS:
-        return own
-    people = given.record.people
+        return law
+    people = deployment.record.people
     if unit == "person" and inside and setting is not None and people is not None:
         setting = replace(setting, people=people)
     return replace(
-        own,
-        reason=f"{level.reason}; {made.reason}",
-        missing=(*missing, *made.missing),
+        law,
+        reason=f"{level.reason}; {steps.reason}",
+        missing=(*missing, *steps.missing),
         setting=setting,
-        attack_noise=made.attack_noise,
-        special=made.special,
-        beyond=level.beyond * given.rounds,
+        attack_noise=steps.attack_noise,
+        special=steps.special,
+        beyond=level.beyond * deployment.rounds,
     )
 
 
-def per_participation(given: Deployment, audience: Audience) -> Level:
+def per_participation(deployment: Deployment, audience: Audience) -> Level:
     """What one participation shows an audience of what is clipped."""
-    clip = given.clip
-    noise = given.noise
-    hidden = given.secure_aggregation
-    summed = hidden is not None and hidden.on and not _opened(given)
+    clip = deployment.clip
+    noise = deployment.noise
+    hidden = deployment.secure_aggregation
+    summed = hidden is not None and hidden.on and not _opened(deployment)
     server = audience == "server"
     if noise.at is None:
-        return Level("who adds noise is not stated", missing=("noise.at",))
+        return unstated("who adds noise is not stated", "noise.at")
     # noise that the server adds comes after it has seen the updates
     if noise.at in ("none", "server") and server:
         if summed:
@@ -239,24 +249,24 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     if noise.pure_epsilon is not None:
         if noise.at != "client":
             return Level("pure epsilon has a known bound only for noise at the client")
-        if given.correlation != "none":
-            missing = () if given.correlation else ("correlation",)
-            return Level("no bound is known for pure epsilon that is correlated", missing=missing)
+        if deployment.correlation != "none":
+            return uncorrelated_only(deployment, "pure epsilon that is correlated")
         return Level("a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
-    z = _multiplier(clip, noise)
+    z = noise_of(deployment)
+    assert z is not None  # its level is stated, or the noise were unusable
     if noise.at == "client":
-        return _adaptive(given, Level("each client adds all of its noise", 1 / z))
+        return _adaptive(deployment, Level("each client adds all of its noise", 1 / z))
     if noise.at == "share":
-        return _adaptive(given, _shares(given, z, server and not summed))
+        return _adaptive(deployment, _shares(deployment, z, server and not summed))
     if noise.at == "server":
-        return _adaptive(given, _after(given, z))
-    return _optimizer(given, z)
+        return _adaptive(deployment, _after(deployment, z))
+    return _optimizer(deployment, z)
 
 
 def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
     """Why the noise gives no law; None if it does."""
     if noise.seeded is None:
-        return Level("whether the noise can be replayed is not stated", missing=("noise.seeded",))
+        return unstated("whether the noise can be replayed is not stated", "noise.seeded")
     if noise.seeded:
         return Level("the noise comes from a seed, so it can be subtracted")
     if noise.pure_epsilon is not None:
@@ -265,28 +275,23 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
     if clip.kind == "none" or (clip.at == "server" and noise.at != "server"):
         return Level("nothing bounds a unit's part before the noise")
     if clip.at is None and noise.at in ("client", "share"):
-        return Level("who clips is not stated", missing=("clip.at",))
+        return unstated("who clips is not stated", "clip.at")
     if clip.l2 is None:
-        missing = _missing_clip(clip)
-        return Level("the L2 bound of a unit's part is not stated", missing=(missing,))
+        key = "clip.norm" if clip.norm is None else "clip.entries"
+        if clip.kind is None:
+            key = "clip.kind"
+        elif clip.kind == "per-layer":
+            key = "clip.norms"
+        return unstated("the L2 bound of a unit's part is not stated", key)
     if clip.kind == "adaptive" and noise.multiplier is None:
         return Level("the norm adapts, and the noise does not follow it")
     # a clip of examples bounds no whole update, and one of updates no example
     if (clip.kind == "example") != (noise.at == "optimizer"):
         return Level("a clip of each example's gradient needs noise at the optimizer, and reverse")
-    if std_of(clip, noise) is None:
-        return Level("the noise's level is not stated", missing=("noise.multiplier",))
-    if std_of(clip, noise) == 0:
-        return Level("the noise is zero")
-    return None
-
-
-def _missing_clip(clip: ClipFacts) -> str:
-    if clip.kind is None:
-        return "clip.kind"
-    if clip.kind == "per-layer":
-        return "clip.norms"
-    return "clip.norm" if clip.norm is None else "clip.entries"
+    z = multiplier_of(clip, noise)
+    if z is None:
+        return unstated("the noise's level is not stated", "noise.multiplier")
+    return Level("the noise is zero") if z == 0 else None
 
 
 def std_of(clip: ClipFacts, noise: Noise) -> float | None:
@@ -296,68 +301,58 @@ def std_of(clip: ClipFacts, noise: Noise) -> float | None:
     return noise.std if noise.std is not None else noise.classical_std
 
 
-def _multiplier(clip: ClipFacts, noise: Noise) -> float:
+def multiplier_of(clip: ClipFacts, noise: Noise) -> float | None:
+    """The noise multiplier, as stated or from the standard deviation; None if it is not known."""
     if noise.multiplier is not None:  # exact, as stated
         return noise.multiplier
     std = std_of(clip, noise)
-    bound = clip.l2
-    assert std is not None
-    assert bound is not None
-    return std / bound
+    return None if std is None or not clip.l2 else std / clip.l2
 
 
-def noise_of(given: Deployment) -> float | None:
-    """The noise multiplier, as stated or from the standard deviation; None if it is not known."""
-    clip = given.clip
-    noise = given.noise
-    if noise.multiplier is None and (std_of(clip, noise) is None or not clip.l2):
-        return None
-    return _multiplier(clip, noise)
+def noise_of(deployment: Deployment) -> float | None:
+    return multiplier_of(deployment.clip, deployment.noise)
 
 
-def _opened(given: Deployment) -> bool:
+def _opened(deployment: Deployment) -> bool:
     """Whether the server can read single updates in spite of the aggregation's protocol."""
-    hidden = given.secure_aggregation
+    hidden = deployment.secure_aggregation
     if hidden is None or hidden.kind is None:
         return True
     return hidden.kind == "homomorphic" and hidden.shared_key is not False
 
 
-def _shares(given: Deployment, z: float, server: bool) -> Level:
+def _shares(deployment: Deployment, z: float, server: bool) -> Level:
     """Each client adds its part of the sum's noise."""
-    cohort = given.participation.cohort
-    hidden = given.secure_aggregation
+    cohort = deployment.participation.cohort
+    hidden = deployment.secure_aggregation
     if cohort is None:
-        return Level("the size of the cohort is not stated", missing=("participation.cohort",))
-    if given.correlation != "none":
-        missing = () if given.correlation else ("correlation",)
-        return Level(
-            "no bound is known for shares that are correlated over rounds", missing=missing
-        )
+        return unstated("the size of the cohort is not stated", "participation.cohort")
+    if deployment.correlation != "none":
+        return uncorrelated_only(deployment, "shares that are correlated over rounds")
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
         return Level(words, math.sqrt(cohort) / z)
-    if given.weights != "uniform":  # the weighted sum is computed from the single noisy updates
-        missing = () if given.weights else ("weights",)
+    if (
+        deployment.weights != "uniform"
+    ):  # the weighted sum is computed from the single noisy updates
+        missing = () if deployment.weights else ("weights",)
         words = f"a client's own share, 1/{cohort} of the noise's variance, hides its update"
         return Level(words, math.sqrt(cohort) / z, missing)
-    senders = _senders(given, cohort)
-    absent = list[str]()
+    senders = _senders(deployment, cohort)
     colluding = None if hidden is None else hidden.colluding
-    if senders is None:
-        absent.append("participation.replies")
-    if colluding is None:
-        absent.append("secure_aggregation.colluding")
-    unknown = senders is None or colluding is None
-    left = 1 if unknown else max(1, (senders or 1) - (colluding or 0))  # its own share, at least
+    keys = {"participation.replies": senders, "secure_aggregation.colluding": colluding}
+    absent = tuple(key for key, value in keys.items() if value is None)
+    left = 1  # its own share, at least
+    if senders is not None and colluding is not None:
+        left = max(1, senders - colluding)
     words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
-    return Level(words, math.sqrt(cohort / left) / z, tuple(absent))
+    return Level(words, math.sqrt(cohort / left) / z, absent)
 
 
-def _senders(given: Deployment, cohort: int) -> int | None:
+def _senders(deployment: Deployment, cohort: int) -> int | None:
     """The fewest clients whose share of the noise arrives; None if that is not stated."""
-    who = given.participation
-    hidden = given.secure_aggregation
+    who = deployment.participation
+    hidden = deployment.secure_aggregation
     if who.replies is not None:
         return who.replies
     dropouts = None if hidden is None else hidden.dropouts
@@ -366,25 +361,25 @@ def _senders(given: Deployment, cohort: int) -> int | None:
     return cohort - dropouts
 
 
-def _after(given: Deployment, z: float) -> Level:
+def _after(deployment: Deployment, z: float) -> Level:
     """The server adds the noise to what it sums; for all others."""
-    who = given.participation
-    noise = given.noise
-    if given.weights is None:
-        return Level("how updates are weighted is not stated", missing=("weights",))
-    if noise.on != "mean" and given.weights == "examples":
+    who = deployment.participation
+    noise = deployment.noise
+    if deployment.weights is None:
+        return unstated("how updates are weighted is not stated", "weights")
+    if noise.on != "mean" and deployment.weights == "examples":
         words = "a sum that is weighted by examples is not bounded by the clip"
         return Level(words, missing=() if noise.on else ("noise.on",))
     if noise.on == "sum":
         return Level("the server adds the noise to an unweighted sum", 1 / z)
     if who.cohort is None:
-        return Level("the size of the cohort is not stated", missing=("participation.cohort",))
+        return unstated("the size of the cohort is not stated", "participation.cohort")
     missing = [] if who.replies else ["participation.replies"]
     share = 1 / (who.replies or 1)
     kind = f"on a mean of {who.replies or 1} or more"
-    if given.weights == "examples":
-        share = max(share, largest_weight(given))
-        missing += [] if given.sizes or given.max_weight else ["sizes"]
+    if deployment.weights == "examples":
+        share = max(share, largest_weight(deployment))
+        missing += [] if deployment.sizes or deployment.max_weight else ["sizes"]
         kind = f"on a mean in which one client weighs {share:.4g}"
     # A standard deviation is stated on the mean itself, a multiplier on the sum.
     mu = (1 if noise.multiplier is None else who.cohort) * share / z
@@ -394,29 +389,29 @@ def _after(given: Deployment, z: float) -> Level:
     return Level(f"noise for {who.cohort} clients {kind}", mu, tuple(missing))
 
 
-def largest_weight(given: Deployment) -> float:
+def largest_weight(deployment: Deployment) -> float:
     """The largest client's share in a mean with the smallest others; 1 if it is not stated."""
-    if given.sizes is None:
-        return given.max_weight or 1.0
-    *others, largest = sorted(given.sizes)
-    return largest / (largest + sum(others[: (given.participation.replies or 1) - 1]))
+    if deployment.sizes is None:
+        return deployment.max_weight or 1.0
+    *others, largest = sorted(deployment.sizes)
+    return largest / (largest + sum(others[: (deployment.participation.replies or 1) - 1]))
 
 
-def _adaptive(given: Deployment, level: Level) -> Level:
+def _adaptive(deployment: Deployment, level: Level) -> Level:
     """The same with a norm that follows a quantile, and the number of clipped clients sent."""
-    adaptive = given.clip.adaptive
-    who = given.participation
-    if given.clip.kind != "adaptive" or math.isinf(level.mu):
+    adaptive = deployment.clip.adaptive
+    who = deployment.participation
+    if deployment.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
-    if given.noise.at != "server":
+    if deployment.noise.at != "server":
         return Level("clients also send whether they were clipped, and no bound covers that")
+    words = "how the norm adapts is not stated"
     if adaptive is None:
-        return Level("how the norm adapts is not stated", missing=("clip.adaptive",))
+        return unstated(words, "clip.adaptive")
     for name in ("bit_noise", "quantile", "rate"):
         if getattr(adaptive, name) is None:
-            words = "how the norm adapts is not stated"
-            return Level(words, missing=(f"clip.adaptive.{name}",))
-    if given.correlation != "none":
+            return unstated(words, f"clip.adaptive.{name}")
+    if deployment.correlation != "none":
         return Level("noise that is correlated over rounds needs one clip norm")
     assert adaptive.bit_noise is not None
     assert adaptive.quantile is not None
@@ -441,17 +436,14 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     )
 
 
-def _optimizer(given: Deployment, z: float) -> Level:
+def _optimizer(deployment: Deployment, z: float) -> Level:
     """Noise on clipped gradients of examples in every local step."""
-    if given.local.coupled is None:
+    if deployment.local.coupled is None:
         words = "whether examples see each other in the loss or the model is not stated"
-        return Level(words, missing=("local.coupled",))
-    if given.correlation != "none":
-        missing = () if given.correlation else ("correlation",)
-        return Level(
-            "no bound is known for noise that is correlated over local steps", missing=missing
-        )
-    if given.local.coupled:
+        return unstated(words, "local.coupled")
+    if deployment.correlation != "none":
+        return uncorrelated_only(deployment, "noise that is correlated over local steps")
+    if deployment.local.coupled:
         return Level("examples change each other's gradients, so no clip bounds one")
     return Level("every local step adds noise to clipped gradients of examples", 1 / z)
 
@@ -470,7 +462,7 @@ class Steps(NamedTuple):
 class _Work:
     """All rounds of a deployment for one audience, to which one participation shows `level`."""
 
-    given: Deployment
+    deployment: Deployment
     level: Level
     audience: Audience
     rounds: int
@@ -484,41 +476,47 @@ class _Work:
         see: Participation = "visible",
         mu: float | None = None,
     ) -> Steps:
-        record = self.given.record
+        record = self.deployment.record
         noise = 1 / (mu or self.level.mu)
         shape = record.dim or 1, record.norm or 1.0
         return Steps(reason, TrainingSetting(noise, *shape, count, rate, see), missing)
 
     def local(self) -> Steps:
         """All local steps; a client counts as taking part in every round."""
-        local = self.given.local
-        sends = self.given.sends
+        local = self.deployment.local
+        sends = self.deployment.sends
         size = local.examples
         batch = local.batch
         epoch = None
-        fewest = None
+        fewest = 1
+        largest = 1.0
         if size is not None and batch is not None:
             epoch = math.ceil(size / batch)
             fewest = max(1, size // batch)  # loaders may drop the last batch
+            largest = max(batch / size, 1 / fewest)
         steps = local.steps
         if steps is None and epoch is not None and local.epochs is not None:
             steps = epoch * local.epochs
         if steps is None:
             key = "local.epochs" if epoch else "local.examples"
             return Steps("the number of steps is not stated", missing=(key,))
-        largest = max(batch / size, 1 / fewest) if size and batch and fewest else 1.0
         rate = min(1.0, largest if local.rate is None else local.rate)
         if local.sampler == "poisson" and epoch is not None:
-            known = local.normalizer == "expected" and sends is not None
-            if known and "batch size" not in (sends or ()):
+            silent = sends is not None and "batch size" not in sends
+            if local.normalizer == "expected" and silent:
                 words = "no attacker sees which batch holds an example"
-                return self.steps(self.rounds * steps, words, rate=rate, see="hidden")
+                return self.steps(
+                    self.rounds * steps,
+                    words,
+                    rate=rate,
+                    see="hidden",
+                )
             keys = {"local.normalizer": local.normalizer, "sends": sends}
             missing = [key for key, value in keys.items() if value is None]
             words = "the size of each batch may be seen, so the steps that hold an example may be"
             return self.steps(self.rounds * steps, words, *missing, rate=rate)
         if local.sampler == "shuffled" and epoch is not None:
-            count = self.rounds * (local.epochs or math.ceil(steps / (fewest or 1)))
+            count = self.rounds * (local.epochs or math.ceil(steps / fewest))
             words = "each example takes part once an epoch, as in one full-batch step"
             return self.steps(count, words)
         key = "local.sampler" if local.sampler is None else "local.examples"
@@ -526,15 +524,16 @@ class _Work:
 
     def by_participation(self) -> Steps:
         """All rounds of a client, by the law of its participation."""
-        if self.given.correlation != "none":
+        if self.deployment.correlation != "none":
             return self.correlated()
-        who = self.given.participation
+        who = self.deployment.participation
         rounds = self.rounds
         if self.audience == "server" and who.law not in (None, "all", "server-picks"):
             return self.steps(rounds, f"the server can pick all {rounds} rounds")
-        see: Participation = "hidden" if self.unseen else "visible"
+        see: Participation = "visible"
         secret = "the audience sees who takes part"
         if self.unseen:
+            see = "hidden"
             secret = "nobody here sees who takes part"
         if who.law in ("fixed-size", "poisson") and who.share is not None:
             if who.law == "fixed-size":  # the pair with and without is not Poisson's: no hidden law
@@ -563,7 +562,13 @@ class _Work:
         if who.law == "cyclic":
             missing = [] if who.rate else ["participation.rate"]
             words = f"in each of {turns} turns of its group; {secret}"
-            return self.steps(turns, words, *missing, rate=who.rate or 1.0, see=see)
+            return self.steps(
+                turns,
+                words,
+                *missing,
+                rate=who.rate or 1.0,
+                see=see,
+            )
         made = self.steps(turns, f"in one of every {who.bins} rounds, {turns} times")
         if who.law == "balls-in-bins" and self.unseen and who.bins <= MOST_ROUNDS:
             one = Factor.parse("none", who.bins)  # a sum of all turns is sufficient
@@ -575,30 +580,36 @@ class _Work:
         """Whether the audience cannot see who takes part: a noise level that depends on it shows
         it.
         """
-        noise = self.given.noise
+        noise = self.deployment.noise
         constant = noise.at == "server" and noise.on == "sum"
-        return bool(self.given.participation.hidden) and self.audience != "server" and constant
+        return bool(self.deployment.participation.hidden) and self.audience != "server" and constant
 
     def correlated(self) -> Steps:
         """Noise that cancels across rounds: both sides by the factor C."""
-        given = self.given
-        if given.correlation is None:
+        deployment = self.deployment
+        if deployment.correlation is None:
             words = "whether noise cancels across rounds is not stated"
             return Steps(words, missing=("correlation",))
-        who = given.participation
+        who = deployment.participation
         mu = self.level.mu
-        factor = Factor.parse(given.correlation, self.rounds)
+        factor = Factor.parse(deployment.correlation, self.rounds)
         share = who.rate if who.law == "cyclic" and self.unseen else None
         if share is not None and who.bins is not None and factor.width <= who.bins:
             longest = math.sqrt(float(np.diag(factor.gram).max()))
             turns = math.ceil(self.rounds / who.bins)
             words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
-            made = self.steps(turns, words, rate=share, see="hidden", mu=mu * longest)
+            made = self.steps(
+                turns,
+                words,
+                rate=share,
+                see="hidden",
+                mu=mu * longest,
+            )
             return made._replace(attack_noise=math.inf)
         apart = who.min_separation or 1
         words = f"{apart} or more apart"
         scheme = Scheme(separation=apart)
-        if given.noise.at != "server":  # the rows of C are the client's own releases
+        if deployment.noise.at != "server":  # the rows of C are the client's own releases
             factor = factor.first(scheme.most_of(self.rounds))
             scheme = Scheme()
             words = "as the client's own releases"
@@ -615,13 +626,23 @@ class _Work:
         return made
 
 
-def _in_bins(made: Steps, factor: Factor, noise: float, bins: int) -> Steps:
+def _in_bins(
+    made: Steps,
+    factor: Factor,
+    noise: float,
+    bins: int,
+) -> Steps:
     """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
 
     @cache
     def at(log: float) -> float:
         inside = math.exp(min(max(log, -700.0), math.log1p(-1e-12)))
-        return balls_in_bins(noise, factor=factor, bins=bins, kappa=inside)
+        return balls_in_bins(
+            noise,
+            factor=factor,
+            bins=bins,
+            kappa=inside,
+        )
 
     def special(blind: Array) -> Array:  # it rises with kappa: the next grid point is above
         many = blind.size > 16

@@ -132,15 +132,24 @@ PREDICTABLE = {
 
 
 def said(
-    name: str, rules: Mapping[str, MistakeRule] = RULES, *, key: str | None = None, **values: Any
+    name: str,
+    rules: Mapping[str, MistakeRule] = RULES,
+    *,
+    key: str | None = None,
+    **values: Any,
 ) -> Mistake:
     """A mistake in words: the sentence of its rule with values; `key` if another one shows it."""
     rule = rules[name]
     text = rule.text.format(**values)
-    return Mistake(name=name, key=key or rule.key, text=text, fatal=rule.fatal)
+    return Mistake(
+        name=name,
+        key=key or rule.key,
+        text=text,
+        fatal=rule.fatal,
+    )
 
 
-def find(given: Deployment) -> tuple[Mistake, ...]:
+def find(deployment: Deployment) -> tuple[Mistake, ...]:
     """All mistakes that the facts show; `line` is None.
 
     Example:
@@ -151,11 +160,11 @@ def find(given: Deployment) -> tuple[Mistake, ...]:
         ['elementwise-clip']
     """
     rules = (_noise, _clip, _server, _aggregation, _sampling, _claims, _leaks)
-    return tuple(one for rule in rules for one in rule(given))
+    return tuple(one for rule in rules for one in rule(deployment))
 
 
-def _noise(given: Deployment) -> Iterator[Mistake]:
-    noise = given.noise
+def _noise(deployment: Deployment) -> Iterator[Mistake]:
+    noise = deployment.noise
     epsilon = noise.epsilon
     delta = noise.delta
     if epsilon is not None and epsilon > 1 and delta is not None:
@@ -163,33 +172,53 @@ def _noise(given: Deployment) -> Iterator[Mistake]:
         true = float(conversions.delta(level, epsilon=epsilon))
         if true > delta:
             words = format_upper(true)
-            yield said("classical-formula", epsilon=epsilon, true=words, delta=delta)
-    bound = given.clip.l2
+            yield said(
+                "classical-formula",
+                epsilon=epsilon,
+                true=words,
+                delta=delta,
+            )
+    bound = deployment.clip.l2
     sensitivity = noise.sensitivity
-    whole = given.clip.kind != "elementwise"
+    whole = deployment.clip.kind != "elementwise"
     if whole and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
         ratio = bound / sensitivity
-        yield said("sensitivity-below-clip", sensitivity=sensitivity, bound=bound, ratio=ratio)
+        yield said(
+            "sensitivity-below-clip",
+            sensitivity=sensitivity,
+            bound=bound,
+            ratio=ratio,
+        )
     if noise.seeded:
         yield said("seeded-noise")
-    claim = given.claim
+    claim = deployment.claim
     real = noise.multiplier
     if claim.multiplier and real is not None and real < claim.multiplier * (1 - 1e-9):
         because = f", because {claim.because}" if claim.because else ""
-        yield said("scaled-noise", claimed=claim.multiplier, multiplier=real, because=because)
+        yield said(
+            "scaled-noise",
+            claimed=claim.multiplier,
+            multiplier=real,
+            because=because,
+        )
     if noise.at == "rounded-share":
         yield said("rounded-shares")
 
 
-def _clip(given: Deployment) -> Iterator[Mistake]:
-    clip = given.clip
-    noise = given.noise
+def _clip(deployment: Deployment) -> Iterator[Mistake]:
+    clip = deployment.clip
+    noise = deployment.noise
     adds = noise.at not in (None, "none")
     if clip.kind == "elementwise" and clip.norm and adds and noise.pure_epsilon is None:
         size = "gamma sqrt(P)" if clip.l2 is None else f"{clip.l2:.4g}"
         sensitivity = noise.sensitivity
         if sensitivity is not None and (clip.l2 is None or sensitivity < clip.l2 * (1 - 1e-9)):
-            yield said("elementwise-clip", sensitivity=sensitivity, norm=clip.norm, size=size)
+            yield said(
+                "elementwise-clip",
+                sensitivity=sensitivity,
+                norm=clip.norm,
+                size=size,
+            )
     if clip.kind == "none" and adds:
         why = (
             "nothing bounds a unit's part before the noise, so no noise level hides it; clip "
@@ -206,43 +235,53 @@ def _clip(given: Deployment) -> Iterator[Mistake]:
         yield said("nothing-clipped", key="clip.at", why=why)
 
 
-def _server(given: Deployment) -> Iterator[Mistake]:
-    cohort = given.participation.cohort
-    replies = given.participation.replies
-    if given.noise.at != "server" or not cohort:
+def _server(deployment: Deployment) -> Iterator[Mistake]:
+    cohort = deployment.participation.cohort
+    replies = deployment.participation.replies
+    if deployment.noise.at != "server" or not cohort:
         return
-    if given.weights == "examples" and (given.sizes or given.max_weight):
-        share = largest_weight(given)
+    if deployment.weights == "examples" and (deployment.sizes or deployment.max_weight):
+        share = largest_weight(deployment)
         if share * cohort > 1 + 1e-9:
-            yield said("unequal-weights", share=share, cohort=cohort, ratio=share * cohort)
-    if replies and replies < cohort and given.noise.on != "sum":
-        yield said("fewer-replies", cohort=cohort, replies=replies, ratio=cohort / replies)
+            yield said(
+                "unequal-weights",
+                share=share,
+                cohort=cohort,
+                ratio=share * cohort,
+            )
+    if replies and replies < cohort and deployment.noise.on != "sum":
+        yield said(
+            "fewer-replies",
+            cohort=cohort,
+            replies=replies,
+            ratio=cohort / replies,
+        )
 
 
-def _aggregation(given: Deployment) -> Iterator[Mistake]:
-    hidden = given.secure_aggregation
+def _aggregation(deployment: Deployment) -> Iterator[Mistake]:
+    hidden = deployment.secure_aggregation
     if hidden is None or not hidden.on:
         return
-    if given.noise.at in (None, "none"):
+    if deployment.noise.at in (None, "none"):
         yield said("aggregation-alone")
     if hidden.kind == "homomorphic" and hidden.shared_key:
         yield said("shared-key")
 
 
-def _sampling(given: Deployment) -> Iterator[Mistake]:
-    who = given.participation
-    local = given.local
-    claim = given.claim
+def _sampling(deployment: Deployment) -> Iterator[Mistake]:
+    who = deployment.participation
+    local = deployment.local
+    claim = deployment.claim
     if not claim.amplified:
         return
-    if given.noise.at == "optimizer":
+    if deployment.noise.at == "optimizer":
         if local.sampler == "shuffled":
             yield said("shuffled-batches")
         realized = local.normalizer == "realized"
         # sent, or seen in the level of the noise
-        if realized or (given.sends is not None and "batch size" in given.sends):
+        if realized or (deployment.sends is not None and "batch size" in deployment.sends):
             key = "local.normalizer" if realized else None
-            yield said("batch-size-seen", key=key, power=_power(given))
+            yield said("batch-size-seen", key=key, power=_power(deployment))
         return
     if who.law == "fixed-size" and who.hidden and claim.neighbors == "replace":
         return  # accountants for sampling without replacement compare replacements
@@ -253,56 +292,70 @@ def _sampling(given: Deployment) -> Iterator[Mistake]:
         yield said("false-amplification", seen=seen)
 
 
-def _power(given: Deployment) -> str:
-    size = given.local.batch
-    entries = given.clip.entries
-    if given.local.normalizer != "realized" or size is None or size < 2 or entries is None:
+def _power(deployment: Deployment) -> str:
+    size = deployment.local.batch
+    entries = deployment.clip.entries
+    if deployment.local.normalizer != "realized" or size is None or size < 2 or entries is None:
         return ""
     power = float(clients.batch_size_power(1e-3, batch=size, weights=entries))
     return f" (from the noise's level, one test of level 0.001 tells it in {power:.3g} of cases)"
 
 
-def _claims(given: Deployment) -> Iterator[Mistake]:
-    claim = given.claim
+def _claims(deployment: Deployment) -> Iterator[Mistake]:
+    claim = deployment.claim
     if claim.epsilon is None:
         return
-    unit = claim.unit or ("example" if given.noise.at == "optimizer" else "client")
-    own = _law_of(given, unit)
+    unit = claim.unit or ("example" if deployment.noise.at == "optimizer" else "client")
+    law = _law_of(deployment, unit)
     # what is not stated counts as its worst case, which is nobody's mistake
-    if own is None or own.setting is None or own.missing:
+    if law is None or law.setting is None or law.missing:
         return
     delta = claim.delta or DELTA
     # accountants round differently
     allowed = claim.epsilon * TOLERANCE
-    rounds = given.rounds or 1
+    rounds = deployment.rounds or 1
     stated: dict[str, Any] = {"claimed": claim.epsilon, "delta": delta}
-    true = own.epsilon(delta)
+    true = law.epsilon(delta)
     if true > allowed:
         words = format_upper(true, 4)
         some = claim.rounds or 1
-        anew = given.local.new_engine
-        few = own
+        anew = deployment.local.new_engine
+        few = law
         if some < rounds:  # as an accountant that starts anew counts them
-            few = _law_of(msgspec.structs.replace(given, rounds=some), unit) or own
+            few = _law_of(msgspec.structs.replace(deployment, rounds=some), unit) or law
         if (some < rounds and (claim.rounds or anew)) or few.epsilon(delta) <= allowed:
             key = "local.new_engine" if anew else None
-            yield said("uncounted-rounds", key=key, some=some, rounds=rounds, true=words, **stated)
+            yield said(
+                "uncounted-rounds",
+                key=key,
+                some=some,
+                rounds=rounds,
+                true=words,
+                **stated,
+            )
         else:
             yield said("epsilon-too-small", true=words, **stated)
-    elif claim.neighbors == "replace" and own.setting.sampling_rate == 1:
-        both = own.epsilon(delta, replace_one=True)
+    elif claim.neighbors == "replace" and law.setting.sampling_rate == 1:
+        both = law.epsilon(delta, replace_one=True)
         if both > allowed:
-            yield said("missing-two", unit=unit, true=format_upper(both, 4), **stated)
+            yield said(
+                "missing-two",
+                unit=unit,
+                true=format_upper(both, 4),
+                **stated,
+            )
 
 
-def _law_of(given: Deployment, unit: str) -> AudienceLaw | None:
+def _law_of(deployment: Deployment, unit: str) -> AudienceLaw | None:
     """What clients see of a unit, whichever units are asked for."""
-    laws = laws_of(msgspec.structs.replace(given, unit=None))
+    laws = laws_of(msgspec.structs.replace(deployment, unit=None))
     return next((law for law in laws if (law.audience, law.unit) == ("clients", unit)), None)
 
 
-def _leaks(given: Deployment) -> Iterator[Mistake]:
-    known = given.noise.at in ("client", "share", "optimizer")
-    if known and math.isfinite(per_participation(given, "clients").mu):
+def _leaks(deployment: Deployment) -> Iterator[Mistake]:
+    known = deployment.noise.at in ("client", "share", "optimizer")
+    if known and math.isfinite(per_participation(deployment, "clients").mu):
         # the batch size is a matter of sampling, and counted there
-        yield from (said(CLEAR, what=what) for what in given.sends or () if what != "batch size")
+        yield from (
+            said(CLEAR, what=what) for what in deployment.sends or () if what != "batch size"
+        )

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ class _Filter:
     path: str
     args: Table
     key: str
-    line: int | None
     why_not: str | None = None
+    line: int | None = None
 
     @property
     def kind(self) -> str:
@@ -84,8 +84,8 @@ class _Filter:
             raise ValueError(f"{self.key}.args.{name} is {str(value)[:40]!r}; give a number")
         return None if value is None else float(value)
 
-    def count(self, name: str) -> int | None:
-        value = self.number(name, None)
+    def count(self, name: str, default: int | None = None) -> int | None:
+        value = self.number(name, default)
         return None if value is None else int(value)
 
 
@@ -101,14 +101,41 @@ class _Stated:
     facts: dict[str, Any] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
-    def wrong(self, one: _Filter, name: str, text: str, *, fatal: bool = True) -> None:
-        short = one.path.rpartition(".")[2]
+    def note(
+        self,
+        name: str,
+        key: str,
+        text: str,
+        *,
+        line: int | None = None,
+        fatal: bool = False,
+    ) -> None:
         self.mistakes.append(
-            Mistake(name=name, key=one.key, text=f"{short}: {text}", line=one.line, fatal=fatal)
+            Mistake(
+                name=name,
+                key=key,
+                text=text,
+                line=line,
+                fatal=fatal,
+            )
         )
 
-    def note(self, name: str, key: str, text: str) -> None:
-        self.mistakes.append(Mistake(name=name, key=key, text=text, fatal=False))
+    def wrong(
+        self,
+        one: _Filter,
+        name: str,
+        text: str,
+        *,
+        fatal: bool = True,
+    ) -> None:
+        short = one.path.rpartition(".")[2]
+        self.note(
+            name,
+            one.key,
+            f"{short}: {text}",
+            line=one.line,
+            fatal=fatal,
+        )
 
     @property
     def noisy(self) -> bool:
@@ -122,7 +149,12 @@ class _Stated:
     def clamp(self, gamma: float) -> None:
         if not self.noisy:  # a clamp after noise is no bound of what is under it
             norm = None if self.steps is None else gamma * self.steps
-            self.clip(norm=norm, kind="elementwise", entries=self.entries, at="client")
+            self.clip(
+                norm=norm,
+                kind="elementwise",
+                entries=self.entries,
+                at="client",
+            )
 
     def change(self) -> None:
         """Something else changes the update: it may undo a bound, but no noise that is added."""
@@ -238,38 +270,47 @@ def _rows(table: Table, key: str) -> list[Table]:
     return rows
 
 
+def _path_of(row: Table) -> str:
+    return next((row[name] for name in _PATHS if isinstance(row.get(name), str)), "")
+
+
 def _filter(row: Table, key: str, why_not: str | None = None) -> _Filter:
-    path = next((row[name] for name in _PATHS if isinstance(row.get(name), str)), "")
+    path = _path_of(row)
     args = row.get("args") or {}
     if not path or not isinstance(args, dict):
         raise ValueError(f"{key} has no path, or args that are no table; give NVFlare's file")
-    return _Filter(path, args, key, None, why_not)
+    return _Filter(path, args, key, why_not)
+
+
+def _why_not_out(direction: Any) -> str | None:
+    """Why a filter of that direction does not run on a client's results; None if it runs."""
+    direction = str(direction or "out").lower()
+    if direction in ("out", "inout"):
+        return None
+    return f"its direction is {direction[:20]!r}; results of a client go 'out'"
 
 
 def _of_job(table: Table, task: str) -> list[tuple[Table, _Filter]]:
-    found = []
+    filters = []
     for i, chain in enumerate(_rows(table, RESULTS)):
         tasks = chain.get("tasks")
-        direction = str(chain.get("direction", "out")).lower()
-        why_not = None
+        why_not = _why_not_out(chain.get("direction"))
         if not isinstance(tasks, list) or task not in tasks:
             why_not = (
                 f"it is for the tasks {str(tasks)[:100]}, and NVFlare 2.9 compares names exactly "
                 f"('*' is no pattern), so results of {task!r} leave unchanged; name {task!r}"
             )
-        elif direction not in ("out", "inout"):
-            why_not = f"its direction is {direction[:20]!r}; results of a client go 'out'"
         for j, row in enumerate(_rows(chain, "filters")):
             off = "it is disabled" if row.get("disabled") is True else why_not
             one = _filter(row, f"{RESULTS}[{i}].filters[{j}]", off)
-            if _class_of(one) != "StatisticsPrivacyFilter":  # touches no weights
-                found.append((row, one))
-    return found
+            if _class_of(one.path) != "StatisticsPrivacyFilter":  # touches no weights
+                filters.append((row, one))
+    return filters
 
 
-def _class_of(one: _Filter) -> str:
+def _class_of(path: str) -> str:
     """The name of a class of NVFlare's own; empty for another's."""
-    return one.path.rpartition(".")[2] if one.path.startswith("nvflare.") else ""
+    return path.rpartition(".")[2] if path.startswith("nvflare.") else ""
 
 
 def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
@@ -279,22 +320,24 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     chosen = [i for i, scope in enumerate(scopes) if scope.get("name") == name]
     if name is None or not chosen:
         text = f"default_scope is {str(name)[:60]!r}, so jobs without a scope run no filter of it"
-        facts.mistakes.append(Mistake(name="no-default-scope", key="default_scope", text=text))
+        facts.note("no-default-scope", "default_scope", text, fatal=True)
         return []
     others = [str(scope.get("name"))[:40] for i, scope in enumerate(scopes) if i != chosen[0]]
     if others:
         text = f"a job may ask for another scope ({', '.join(others)[:200]}) with other filters"
         facts.note("other-scopes", "scopes", text)
     i = chosen[0]
-    found = []
-    for j, row in enumerate(_rows(scopes[i], RESULTS)):
-        direction = str(row.get("direction") or "out").lower()
-        off = None if direction in ("out", "inout") else f"its direction is {direction[:20]!r}"
-        found.append((row, _filter(row, f"scopes[{i}].{RESULTS}[{j}]", off)))
-    return found
+    return [
+        (row, _filter(row, f"scopes[{i}].{RESULTS}[{j}]", _why_not_out(row.get("direction"))))
+        for j, row in enumerate(_rows(scopes[i], RESULTS))
+    ]
 
 
-def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -> Iterator[_Filter]:
+def _with_lines(
+    filters: list[tuple[Table, _Filter]],
+    table: Table,
+    text: str,
+) -> Iterator[_Filter]:
     """The filters with the lines of their paths, found in the order of the document."""
     lines = dict[int, int]()
     at = 0
@@ -302,15 +345,15 @@ def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -
     for owner, key, value in _names(table):
         quoted = re.escape(json.dumps(value)[1:-1])
         # without a match, such as of an escaped path, all later ones have no line either
-        found = re.compile(rf'"?{key}"?\s*[:=]\s*"?{quoted}').search(text, at)
-        if found is None:
+        named = re.compile(rf'"?{key}"?\s*[:=]\s*"?{quoted}').search(text, at)
+        if named is None:
             break
-        line += text.count("\n", at, found.start())
+        line += text.count("\n", at, named.start())
         lines[owner] = line
-        line += text.count("\n", found.start(), found.end())
-        at = found.end()
+        line += text.count("\n", named.start(), named.end())
+        at = named.end()
     for row, one in filters:
-        yield _Filter(one.path, one.args, one.key, lines.get(id(row)), one.why_not)
+        yield replace(one, line=lines.get(id(row)))
 
 
 def _names(value: Any) -> Iterator[tuple[int, str, str]]:
@@ -339,25 +382,28 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> str:
     everyone = any(site.upper() == ALL_SITES for site in sites)
     population = None if everyone else len(sites - {"server"}) or None
     facts.facts["title"] = str(meta.get("name") or client.name)[:200]
+    # Whether an aggregator does not weigh by the local steps that clients report.
+    args = [row.get("args") for row in _rows(server, "components")]
+    uniform = any(isinstance(a, dict) and a.get("weigh_by_local_iter") is False for a in args)
     rounds = 0
     stated = dict[str, Any]()
     task = None
     for row in _rows(server, "workflows"):
         one = _filter(row, "workflows")
-        default = DEFAULT_ROUNDS if _class_of(one) in FIVE_ROUNDS else None
-        number = one.number("num_rounds", default)
+        default = DEFAULT_ROUNDS if _class_of(one.path) in FIVE_ROUNDS else None
+        number = one.count("num_rounds", default)
         if number is None:
             continue
-        own = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
-        if task not in (None, own):  # filters of one task do not cover another
-            return own
-        task = own
-        rounds = rounds + int(number)
+        trained = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
+        if task not in (None, trained):  # filters of one task do not cover another
+            return trained
+        task = trained
+        rounds += number
         # without a number, NVFlare asks every client
         cohort = one.count("num_clients")
         stated = {
             "rounds": rounds,
-            "weights": "uniform" if _uniform(server) else "examples",
+            "weights": "uniform" if uniform else "examples",
             "participation.law": "all" if cohort in (None, population) else "fixed-size",
             "participation.cohort": cohort,
             "participation.replies": one.count("min_clients"),
@@ -377,7 +423,11 @@ def sites_in(some: Any) -> set[str]:
     return set[str]().union(*(sites_in(one) for one in some))
 
 
-def _server_of(client: Path, root: Path, sites_of: Mapping[str, set[str]]) -> Table:
+def _server_of(
+    client: Path,
+    root: Path,
+    sites_of: Mapping[str, set[str]],
+) -> Table:
     """The server's settings: beside the client's, or in the app that the server runs."""
     places = [client.parent]
     for app, sites in sites_of.items():
@@ -391,12 +441,18 @@ def _server_of(client: Path, root: Path, sites_of: Mapping[str, set[str]]) -> Ta
     return {}
 
 
-def _check_work(client: Path, server: Table, table: Table, facts: _Stated) -> None:
+def _check_work(
+    client: Path,
+    server: Table,
+    table: Table,
+    facts: _Stated,
+) -> None:
     """Reject a job that trains no model; note what leaves a job that also does other work."""
     names = workflows_in(server)
     if not names:
-        executors = [row["executor"] for row in _rows(table, "executors") if _has_path(row)]
-        names = [_class_of(_filter(one, "executors")) for one in executors]
+        executors = [row.get("executor") for row in _rows(table, "executors")]
+        paths = [_path_of(one) for one in executors if isinstance(one, Mapping)]
+        names = [_class_of(path) for path in paths if path]
     refuse_without_training(client, names)
     for name in names:
         if TRAINS_NOTHING.get(name, SCORES) != SCORES:
@@ -404,14 +460,9 @@ def _check_work(client: Path, server: Table, table: Table, facts: _Stated) -> No
             facts.note(CLEAR, "workflows", text)
 
 
-def _has_path(row: Table) -> bool:
-    own = row.get("executor")
-    return isinstance(own, Mapping) and any(isinstance(own.get(name), str) for name in _PATHS)
-
-
 def workflows_in(server: Table) -> list[str]:
     """The class names of a server's workflows; "" for classes that are not NVFlare's."""
-    return [_class_of(_filter(row, "workflows")) for row in _rows(server, "workflows")]
+    return [_class_of(_filter(row, "workflows").path) for row in _rows(server, "workflows")]
 
 
 def refuse_without_training(place: Path, names: Sequence[str]) -> None:
@@ -429,7 +480,12 @@ def refuse_without_training(place: Path, names: Sequence[str]) -> None:
     )
 
 
-def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> None:
+def _compare_apps(
+    client: Path,
+    root: Path,
+    table: Table,
+    facts: _Stated,
+) -> None:
     """Note apps of other sites whose filters differ: this file does not speak for them."""
     for path in sorted(root.glob(f"*/config/{client.name}")):
         if path.samefile(client) or _load(path)[1].get(RESULTS) == table.get(RESULTS):
@@ -441,15 +497,9 @@ def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> Non
         facts.note("other-apps", RESULTS, text)
 
 
-def _uniform(table: Table) -> bool:
-    """Whether an aggregator does not weigh by the local steps that clients report."""
-    args = [row.get("args") or {} for row in _rows(table, "components")]
-    return any(isinstance(a, dict) and a.get("weigh_by_local_iter") is False for a in args)
-
-
 def _exclude(facts: _Stated, one: _Filter) -> None:
-    given = one.args.get("exclude_vars")
-    what = "removes nothing" if not given else f"removes {str(given)[:60]}"
+    excluded = one.args.get("exclude_vars")
+    what = f"removes {str(excluded)[:60]}" if excluded else "removes nothing"
     facts.wrong(one, "no-noise", f"{what}; the other entries leave as they are, without noise")
 
 
@@ -505,8 +555,11 @@ def _svt(facts: _Stated, one: _Filter) -> None:
 
 def _he(facts: _Stated, one: _Filter) -> None:
     layers = one.args.get("encrypt_layers")
-    kind = {"on": not layers, "kind": "homomorphic", "shared_key": True}
-    facts.facts |= {f"secure_aggregation.{name}": value for name, value in kind.items()}
+    facts.facts |= {
+        "secure_aggregation.on": not layers,
+        "secure_aggregation.kind": "homomorphic",
+        "secure_aggregation.shared_key": True,
+    }
     if layers:
         facts.wrong(
             one,
@@ -535,17 +588,23 @@ def _convert(facts: _Stated, one: _Filter) -> None:
 
 def _own(facts: _Stated, one: _Filter) -> None:
     """The chain of a LeakboundFilter: a clip and Gaussian noise state numbers, other links none."""
-    given = one.args.get("defense", "none")
+    defense = one.args.get("defense", "none")
     rate = one.number("learning_rate", None) or 1.0
-    texts = [given] if isinstance(given, str) else given
+    texts = [defense] if isinstance(defense, str) else defense
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{one.key}.args.defense is {str(given)[:60]!r}; give names with settings")
+        raise ValueError(
+            f"{one.key}.args.defense is {str(defense)[:60]!r}; give names with settings"
+        )
     before = facts.noisy
     for spec in (row_of("defense", text) for text in texts):
         name = spec["name"]
         if name == "clip" and not before and not (facts.noisy and facts.facts.get("clip.kind")):
             kind = "none" if facts.noisy else "l2"
-            facts.clip(norm=_times(spec.get("clip_norm"), rate), kind=kind, at="client")
+            facts.clip(
+                norm=_times(spec.get("clip_norm"), rate),
+                kind=kind,
+                at="client",
+            )
         elif name == "gaussian_noise" and not facts.noisy:
             facts.facts |= {
                 "noise.std": _times(spec.get("noise_std"), rate),
@@ -555,7 +614,12 @@ def _own(facts: _Stated, one: _Filter) -> None:
         elif name not in ("none", "clip"):
             if name != "magnitude_pruning":  # it only makes entries smaller
                 facts.change()
-            facts.wrong(one, "not-stated", f"what {name} changes is not stated", fatal=False)
+            facts.wrong(
+                one,
+                "not-stated",
+                f"what {name} changes is not stated",
+                fatal=False,
+            )
 
 
 def _times(value: Any, rate: float) -> float | None:

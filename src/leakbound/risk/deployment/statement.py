@@ -65,7 +65,16 @@ class Row:
         """The row as JSON values."""
         names = ("reached", "attained", "bound", "verdict")
         values = asdict(self) | {"protected": self.protected, "rises": list(map(list, self.rises))}
-        values["thresholds"] = [dict(zip(names, row, strict=True)) for row in self.thresholds]
+        values["thresholds"] = [
+            dict(
+                zip(
+                    names,
+                    row,
+                    strict=True,
+                )
+            )
+            for row in self.thresholds
+        ]
         return values
 
 
@@ -109,37 +118,28 @@ def state(
         >>> [(row.audience, round(row.epsilon, 5)) for row in state(parse(facts))]
         [('server', 4.37718), ('clients', 4.37718)]
     """
-    own = given.record.kappa
-    kappas = (*KAPPAS, own) if own else KAPPAS
+    kappa = given.record.kappa
+    kappas = (*KAPPAS, kappa) if kappa else KAPPAS
     known: dict[Any, Any] = {}
-    return tuple(
-        _row(law, delta, kappas, against, known)
-        for law in laws_of(given)
-        if law.audience in audiences
-    )
-
-
-def _row(
-    law: AudienceLaw,
-    delta: float,
-    kappas: Sequence[float],
-    against: RiskCriteria | None,
-    known: dict[Any, Any],
-) -> Row:
-    epsilon = law.epsilon(delta)
-    rises = law.bound(np.log(np.array(kappas)))
-    thresholds = () if against is None else _thresholds(law, against, known)
-    return Row(
-        law.audience,
-        law.unit,
-        law.reason,
-        law.missing,
-        law.mu,
-        epsilon if math.isfinite(epsilon) else None,
-        delta,
-        tuple(zip(kappas, rises.tolist(), strict=True)),
-        thresholds,
-    )
+    rows = []
+    for law in laws_of(given):
+        if law.audience not in audiences:
+            continue
+        epsilon = law.epsilon(delta)
+        rises = law.bound(np.log(np.array(kappas)))
+        row = Row(
+            law.audience,
+            law.unit,
+            law.reason,
+            law.missing,
+            law.mu,
+            epsilon if math.isfinite(epsilon) else None,
+            delta,
+            tuple(zip(kappas, rises.tolist(), strict=True)),
+            () if against is None else _thresholds(law, against, known),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def _thresholds(
@@ -151,7 +151,16 @@ def _thresholds(
     key = *same, law.attack_noise, law.special is None
     # a special bound is a closure, which no key identifies
     if key not in known or law.special is not None:
-        known[key] = *_bounds(law, against, eta), _attained(law, against, eta)
+        if against.prior is not None:
+            pair = bounds(law, against.prior, eta)
+        else:
+            sphere = identification.log_kappa_sphere(
+                dim=against.dim,
+                eta=eta,
+                norm=against.norm,
+            )
+            pair = law.bound(sphere), np.atleast_1d(np.asarray(sphere))
+        known[key] = *pair, _attained(law, against, eta)
     bound, blind, attained = known[key]
     basis = None if against.prior is None else against.prior.basis
     rows = []
@@ -167,7 +176,11 @@ def _thresholds(
     return tuple(rows)
 
 
-def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def bounds(
+    law: AudienceLaw,
+    prior: Baseline,
+    eta: ArrayLike,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Upper bounds on success at each eta, and the log kappa of one example behind them."""
     if isinstance(prior, PublicSample):
         return prior.success_bound(law.bound, eta)
@@ -175,23 +188,23 @@ def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[A
     return law.bound(blind), blind
 
 
-def _bounds(
-    law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    if against.prior is not None:
-        return bounds(law, against.prior, eta)
-    blind = identification.log_kappa_sphere(dim=against.dim, eta=eta, norm=against.norm)
-    return law.bound(blind), np.atleast_1d(np.asarray(blind))
-
-
-def _attained(law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]) -> NDArray[Any]:
+def _attained(
+    law: AudienceLaw,
+    against: RiskCriteria,
+    eta: NDArray[Any],
+) -> NDArray[Any]:
     """The success of working attacks; those that get the update itself need no count."""
     if law.exact:
         return np.ones(len(eta))
     if against.attacks is not None:
         return against.attacks.success(law.hits(), eta, parts=2).success
-    found = np.zeros(len(eta))
+    success = np.zeros(len(eta))
     for weight, noise in law.hits():
-        each = from_scratch.exact(noise, dim=against.dim, eta=eta, norm=against.norm)
-        found += weight * np.atleast_1d(each)
-    return found
+        each = from_scratch.exact(
+            noise,
+            dim=against.dim,
+            eta=eta,
+            norm=against.norm,
+        )
+        success += weight * np.atleast_1d(each)
+    return success
