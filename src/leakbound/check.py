@@ -83,14 +83,22 @@ def one_of(allowed: Iterable[str], **values: str) -> None:
             raise ValueError(f"{name} is {value!r}; {closest(str(value), words)}")
 
 
-def known_keys(where: str, table: Iterable[str], known: Iterable[str]) -> None:
+def known_keys(
+    where: str,
+    table: Iterable[str],
+    known: Iterable[str],
+) -> None:
     """Reject a key of a table from a file that is none of the known ones."""
     for key in table:
         if key not in known:
             raise ValueError(f"{where} has no key {key!r}; {closest(key, known)}")
 
 
-def closest(word: str, words: Iterable[str], see: str | None = None) -> str:
+def closest(
+    word: str,
+    words: Iterable[str],
+    see: str | None = None,
+) -> str:
     """'did you mean ...?' with the nearest words (three at most), and where all of them are shown.
 
     Args:
@@ -132,7 +140,11 @@ def finite(name: str, value: Tensor) -> None:
         )
 
 
-def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
+def within(
+    name: str,
+    value: Tensor,
+    bounds: tuple[float, float],
+) -> None:
     """Every entry lies in the closed range, up to rounding."""
     low, high = bounds
     slack = 1e-6 * (high - low)

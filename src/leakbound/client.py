@@ -281,11 +281,7 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
         combined = (output * sizes).sum()
         parts = [output.detach()]
         if combined.requires_grad:
-            parts += torch.autograd.grad(
-                combined,
-                weights,
-                materialize_grads=True,
-            )
+            parts += torch.autograd.grad(combined, weights, materialize_grads=True)
     # NaN would differ from itself.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
 
@@ -303,7 +299,11 @@ class WrongOutput(ValueError):
     """A model returned neither a tensor nor an object with logits."""
 
 
-def unfit(task: Task, inputs: Tensor, error: Exception) -> str:
+def unfit(
+    task: Task,
+    inputs: Tensor,
+    error: Exception,
+) -> str:
     """Why a model that raised an error cannot take inputs (B, *S), and what to give instead."""
     said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     mend = "give inputs that it takes, of the shape of one without the batch, such as 1,28,28"
@@ -376,11 +376,7 @@ def plain_attention() -> Iterator[None]:
         with _LOCK:
             before = _INSIDE.pop()
             if not _INSIDE:
-                for (_, switch, _), value in zip(
-                    _SWITCHES,
-                    before,
-                    strict=True,
-                ):
+                for (_, switch, _), value in zip(_SWITCHES, before, strict=True):
                     switch(value)
 
 
@@ -492,10 +488,18 @@ def gradient(
     return _of_kept(task, torch.cat([part.reshape(-1) for part in parts]))
 
 
-def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def example_gradients(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """Gradient of every example's loss, (B, P); their mean is `gradient`."""
 
-    def one(leaves: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+    def one(
+        leaves: dict[str, Tensor],
+        image: Tensor,
+        label: Tensor,
+    ) -> Tensor:
         return task.loss(call(task, {**task.buffers, **leaves}, image[None]), label[None])
 
     leaves = task.unflatten(task.parameters)  # to differentiate the flat vector copies it often

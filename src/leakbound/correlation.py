@@ -178,11 +178,7 @@ class Factor:
                 raise ValueError(f"it has {size} bytes, more than {MOST_BYTES}")
             # mapped, because a header may name a size that the file does not have
             return cls(
-                np.load(
-                    path,
-                    mmap_mode="r",
-                    allow_pickle=False,
-                ),
+                np.load(path, mmap_mode="r", allow_pickle=False),
                 str(path),
             )
         except Exception as error:  # NumPy's reader of headers raises many kinds
@@ -412,7 +408,11 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _power(rounds: int, power: float, width: str = "") -> Array:
+def _power(
+    rounds: int,
+    power: float,
+    width: str = "",
+) -> Array:
     """The first coefficients of (1 - x)^power, up to `width` of them and then zeros."""
     most = int(width or rounds)
     check.count(width=most)

@@ -59,7 +59,12 @@ class Kronecker:
     def whiten(self, rows: Tensor) -> Tensor:
         return self._apply(rows, self.left_inverse, self.right_inverse)
 
-    def _apply(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    def _apply(
+        self,
+        rows: Tensor,
+        left: Tensor,
+        right: Tensor,
+    ) -> Tensor:
         left = left.to(rows)
         right = right.to(rows)
         matrices = rows.reshape(len(rows), len(left), len(right))
@@ -77,7 +82,11 @@ class Kronecker:
         return replace(self, **{name: getattr(self, name).to(like) for name in names})
 
     @staticmethod
-    def of(start: int, left: Tensor, right: Tensor) -> Kronecker:
+    def of(
+        start: int,
+        left: Tensor,
+        right: Tensor,
+    ) -> Kronecker:
         """The block whose covariance is left ⊗ right, at `start`; a vector is a diagonal."""
         roots = []
         for factor in (left, right):

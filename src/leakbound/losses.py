@@ -239,7 +239,11 @@ class NamedLoss:
         return predicted.long().flatten(), labels.long().flatten()
 
 
-def check_fit(loss: NamedLoss, output: Tensor, labels: Tensor) -> None:
+def check_fit(
+    loss: NamedLoss,
+    output: Tensor,
+    labels: Tensor,
+) -> None:
     """Reject labels that the function does not take for such outputs.
 
     Raises:
@@ -349,7 +353,12 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 
 
-def build(name: str, settings: Mapping[str, Any], *, title: str) -> NamedLoss:
+def build(
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    title: str,
+) -> NamedLoss:
     """A loss of `LOSSES`, or "package.module:name": a function, or a class and its settings.
 
     Of the user's own code, which is imported and runs, `title` is the name in records.

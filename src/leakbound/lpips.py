@@ -54,12 +54,7 @@ _ALEX: _Slices = (
 _VGG: _Slices = (
     (_Convolution("net.slice1.0", 3, 64), _Convolution("net.slice1.2", 64, 64)),
     (
-        _Convolution(
-            "net.slice2.5",
-            64,
-            128,
-            pool=2,
-        ),
+        _Convolution("net.slice2.5", 64, 128, pool=2),
         _Convolution("net.slice2.7", 128, 128),
     ),
     (
@@ -197,11 +192,7 @@ def _wanted(
     wanted: dict[str, tuple[int, ...]] = dict.fromkeys(
         ("scaling_layer.shift", "scaling_layer.scale"), (1, _RGB, 1, 1)
     )
-    for part, (name, alias) in zip(
-        _NETWORKS[_FIRST[first]],
-        _HEAD_NAMES,
-        strict=True,
-    ):
+    for part, (name, alias) in zip(_NETWORKS[_FIRST[first]], _HEAD_NAMES, strict=True):
         for layer in part:
             wanted[f"{layer.name}.weight"] = layer.shape
             wanted[f"{layer.name}.bias"] = (layer.outputs,)

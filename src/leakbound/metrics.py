@@ -147,20 +147,8 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
     a = answer - answer.mean(1, keepdim=True)
     b = truth - truth.mean(1, keepdim=True)
     # The default eps would lower the value of faint images. Constant ones are None below.
-    values = torch.nn.functional.cosine_similarity(
-        a,
-        b,
-        dim=1,
-        eps=0.0,
-    ).clamp(-1, 1)
-    return [
-        None if skip else v
-        for skip, v in zip(
-            constant.tolist(),
-            values.tolist(),
-            strict=True,
-        )
-    ]
+    values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
+    return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
@@ -173,7 +161,10 @@ def label_accuracy(paired: Paired, *, data_range: float) -> Values:
 
 
 def identification(
-    paired: Paired, *, data_range: float, distractors: Tensor | None = None
+    paired: Paired,
+    *,
+    data_range: float,
+    distractors: Tensor | None = None,
 ) -> Values:
     """1 if the reconstruction is closer (MSE) to its true image than to any other, else 0.
 

@@ -173,7 +173,11 @@ def play(
     return Round(observation, truth, update, defense, number, states)
 
 
-def _sent_weights(task: Task, update: Update, defense: Chain) -> Tensor | None:
+def _sent_weights(
+    task: Task,
+    update: Update,
+    defense: Chain,
+) -> Tensor | None:
     """(1, P) the weights that the client sent, zero where withheld; None if it sends a change.
 
     A client that keeps weights of its own sends the others, as in PriPrune's protocol: exact zeros
@@ -225,7 +229,9 @@ def observed(
 
 
 def _statistics(
-    models: Sequence[Task], clients: Sequence[Batch], defense: Chain
+    models: Sequence[Task],
+    clients: Sequence[Batch],
+    defense: Chain,
 ) -> dict[str, Statistics]:
     """The mean over clients of their batches' statistics."""
     odd = [link for link in defense.links if link.replaces_examples or link.changes_training]

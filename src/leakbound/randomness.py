@@ -148,7 +148,11 @@ def permutation(count: int, source: torch.Generator) -> Tensor:
     return torch.randperm(count, generator=source)
 
 
-def _drawn(shape: Sequence[int], source: Source, dtype: torch.dtype) -> Tensor:
+def _drawn(
+    shape: Sequence[int],
+    source: Source,
+    dtype: torch.dtype,
+) -> Tensor:
     if isinstance(source, SecureSource):
         return source.uniform(math.prod(shape)).reshape(tuple(shape))
     return torch.rand(tuple(shape), generator=source, dtype=dtype)

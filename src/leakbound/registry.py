@@ -202,7 +202,11 @@ def build(
     return entry.build(**settle(entry, settings), **taken)
 
 
-def parse(kind: str, described: object, **data: Any) -> Any:
+def parse(
+    kind: str,
+    described: object,
+    **data: Any,
+) -> Any:
     """The attack, chain of defenses, model or loss that a user describes.
 
     Args:
@@ -256,13 +260,7 @@ class Grid:
         for combination in product(*self.values.values()):
             settled = settle(
                 self.entry,
-                dict(
-                    zip(
-                        self.values,
-                        combination,
-                        strict=True,
-                    )
-                ),
+                dict(zip(self.values, combination, strict=True)),
             )
             yield Spec(self.entry.name, frozen_settings(settled))
 
@@ -385,7 +383,11 @@ def _kinds(hint: Any) -> dict[Any, Any]:
     return {typing.get_origin(k) or k: (typing.get_args(k) or (Any,))[0] for k in each}
 
 
-def _coerce(name: str, value: Any, hint: Any) -> Any:
+def _coerce(
+    name: str,
+    value: Any,
+    hint: Any,
+) -> Any:
     kinds = _kinds(hint)
     if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return value  # Any, Literal and similar: the object itself checks

@@ -116,12 +116,7 @@ class Update:
         elif isinstance(law, Laplace):
             law = replace(law, scale=law.scale * abs(factor))
         bound = None if self.bound is None else self.bound * abs(factor)
-        return replace(
-            self,
-            rows=self.rows * factor,
-            law=law,
-            bound=bound,
-        )
+        return replace(self, rows=self.rows * factor, law=law, bound=bound)
 
     def noised(
         self,
@@ -146,12 +141,7 @@ class Update:
             if self.mask_private and isinstance(before, Exact):
                 before = Exact()  # only the mask is private, and it stays visible
             law = _sum_of(before, _restricted(noise, kept))
-            return replace(
-                self,
-                rows=rows,
-                law=law,
-                spread_public=public,
-            )
+            return replace(self, rows=rows, law=law, spread_public=public)
         law = _sum_of(self.law, noise)
         if self.mask_private and isinstance(law, Gaussian | Laplace):
             law = replace(law, private=True)
@@ -176,12 +166,7 @@ class Update:
         elif isinstance(law, Gaussian | Laplace):
             law = Unknown("coordinates were mixed after the noise")
         rows = root.whiten(self.rows) if whiten else root.color(self.rows)
-        moved = replace(
-            self,
-            rows=rows,
-            law=law,
-            bound=None,
-        )
+        moved = replace(self, rows=rows, law=law, bound=None)
         if self.mask is not None and root.blocks:
             law = Unknown("coordinates were mixed after a mask")
             return replace(
@@ -268,12 +253,7 @@ class Update:
     ) -> Update:
         """Rows changed by any other function of the rows: the noise distribution is then lost."""
         law = Unknown(reason) if isinstance(self.law, Gaussian | Laplace) else self.law
-        return replace(
-            self,
-            rows=rows,
-            law=law,
-            bound=bound,
-        )
+        return replace(self, rows=rows, law=law, bound=bound)
 
     def seen(self, *, defense_known: bool = True) -> Update:
         """The update as a server sees it, which knows the defense or nothing about it.
@@ -338,7 +318,11 @@ def _noisy(
     return released if mask is None else torch.where(mask, released, rows)
 
 
-def _draw(like: Tensor, noise: Gaussian | Laplace, source: Source) -> Tensor:
+def _draw(
+    like: Tensor,
+    noise: Gaussian | Laplace,
+    source: Source,
+) -> Tensor:
     spread = _spread(noise)
     size = spread.to(like) if isinstance(spread, Tensor) else spread
     if isinstance(noise, Laplace):

@@ -140,7 +140,12 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ValueError(f"{what} is not valid TOML: {error}") from None
 
 
-def read_json(path: Path, what: str, *, most: int) -> dict[str, Any]:
+def read_json(
+    path: Path,
+    what: str,
+    *,
+    most: int,
+) -> dict[str, Any]:
     """The object in a JSON file of at most `most` bytes; as `read_toml`."""
     content = _limited(path, what, most)
     try:
@@ -152,7 +157,11 @@ def read_json(path: Path, what: str, *, most: int) -> dict[str, Any]:
     return value
 
 
-def _limited(path: Path, what: str, most: int) -> bytes:
+def _limited(
+    path: Path,
+    what: str,
+    most: int,
+) -> bytes:
     try:
         with opened(path) as stream:
             content = stream.read(most + 1)  # one more byte shows a larger file
@@ -216,11 +225,7 @@ def write(
         before = _known(path, key)
     part, descriptor = _new_part(path)
     try:
-        with os.fdopen(
-            descriptor,
-            "wb",
-            buffering=0,
-        ):  # `_write_all` writes past any buffer
+        with os.fdopen(descriptor, "wb", buffering=0):  # `_write_all` writes past any buffer
             for lines in content:
                 _write_all(descriptor, lines)
             # Before it gets its name, which must not stand for an empty file after a loss of power.
@@ -259,7 +264,11 @@ def appending(path: Path, key: str) -> int:
     return descriptor
 
 
-def append(path: Path, record: Mapping[str, Any], key: str) -> None:
+def append(
+    path: Path,
+    record: Mapping[str, Any],
+    key: str,
+) -> None:
     """Append one record to a journal, which is created if missing.
 
     A kill of the process loses nothing; the call does not wait for the disk.
@@ -384,7 +393,11 @@ def _remove_parts(place: Path) -> None:
                 os.close(descriptor)
 
 
-def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
+def _settle(
+    part: Path,
+    path: Path,
+    before: os.stat_result | None,
+) -> None:
     """Give the file its name, unless another process took the name since the check."""
     if before is not None:
         now = os.lstat(path)

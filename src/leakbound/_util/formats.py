@@ -18,7 +18,12 @@ UNKNOWN = "–"
 _EVERY_DIGIT = Context(prec=800)  # of the largest and the smallest float
 
 
-def rounded(value: float, digits: int, *, up: bool) -> float:
+def rounded(
+    value: float,
+    digits: int,
+    *,
+    up: bool,
+) -> float:
     """A number with `digits` significant digits, at least the value if `up`, else at most.
 
     The value is the decimal number that Python prints for it, so 0.0001 stays what it is.
@@ -43,35 +48,14 @@ def format_upper(value: float | None, digits: int = 3) -> str:
         >>> format_upper(0.00100449), format_upper(2.51e-20), format_upper(None)
         ('0.00101', '<1e-9', '–')
     """
-    return (
-        UNKNOWN
-        if value is None
-        else format_number(
-            rounded(
-                value,
-                digits,
-                up=True,
-            ),
-            digits,
-        )
-    )
+    return UNKNOWN if value is None else format_number(rounded(value, digits, up=True), digits)
 
 
 def format_lower(value: float | None) -> str:
     """A lower bound as text, with three significant digits."""
     if value is None:
         return UNKNOWN
-    return (
-        BELOW
-        if 0 < value < FAINT
-        else format_number(
-            rounded(
-                value,
-                3,
-                up=False,
-            )
-        )
-    )
+    return BELOW if 0 < value < FAINT else format_number(rounded(value, 3, up=False))
 
 
 def format_upper_log(log: float) -> str:
@@ -149,7 +133,11 @@ def format_percent(
     return f"{text}%"
 
 
-def format_interval(low: float, high: float, digits: int = 0) -> str:
+def format_interval(
+    low: float,
+    high: float,
+    digits: int = 0,
+) -> str:
     """The ends of an interval of shares in percent, rounded outwards.
 
     Example:
@@ -182,7 +170,11 @@ def _hundredfold(share: float) -> float:
     return float(Decimal(repr(float(share))) * 100)
 
 
-def _to_place(exact: Decimal, place: int, how: str) -> Decimal:
+def _to_place(
+    exact: Decimal,
+    place: int,
+    how: str,
+) -> Decimal:
     """A number rounded to a multiple of 10 ** place."""
     return exact.quantize(
         Decimal(1).scaleb(place),

@@ -9,7 +9,11 @@ from statistics import stdev
 from scipy.special import betainccinv, betaincinv, stdtrit
 
 
-def clopper_pearson(hits: int, n: int, tail: float) -> tuple[float, float]:
+def clopper_pearson(
+    hits: int,
+    n: int,
+    tail: float,
+) -> tuple[float, float]:
     """Lower and upper limit of a share; each is wrong with a probability of at most `tail`.
 
     Clopper and Pearson 1934: exact for every share, if all n are independent.

@@ -162,6 +162,10 @@ def _figure(
     )
 
 
-def _image(name: str, style: str, content: bytes) -> str:
+def _image(
+    name: str,
+    style: str,
+    content: bytes,
+) -> str:
     code = base64.b64encode(content).decode("ascii")
     return f"<img alt='{text(name)}' style='{style}' src='data:image/png;base64,{code}'>"

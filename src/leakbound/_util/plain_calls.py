@@ -21,7 +21,11 @@ class _Direct:
     """In place of the checkpoint that runs the forward pass again inside the backward pass."""
 
     @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    def apply(
+        function: Callable[..., Any],
+        preserve: bool,
+        *args: Any,
+    ) -> Any:
         return function(*args)
 
 

@@ -169,14 +169,7 @@ def _of_outputs(
             return None, None
         if len(outputs) * len(flat) > ENTRIES:
             return None, None
-        each = [
-            torch.autograd.grad(
-                o,
-                flat,
-                retain_graph=True,
-            )[0]
-            for o in outputs.unbind()
-        ]
+        each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
     slopes = torch.stack(each)
     # Derivatives of outputs may depend on each other, as those of a log-softmax do.
     found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
@@ -206,11 +199,7 @@ def _apart(
         return False
     source = stream(0, "captured", "probes")
     (low, high) = seen.task.input_range
-    drawn = low + (high - low) * uniform(
-        (PROBES, *seen.input_shape),
-        source,
-        like=image,
-    )
+    drawn = low + (high - low) * uniform((PROBES, *seen.input_shape), source, like=image)
     if seen.task.domain is not None:
         drawn = seen.task.domain.start(PROBES, source).to(image)
     flat = image.flatten()

@@ -95,21 +95,13 @@ def chance(
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
     if decoys is None:
-        return Chance(
-            p_value=None,
-            decoys=0,
-            level=LEVEL,
-        )
+        return Chance(p_value=None, decoys=0, level=LEVEL)
     victims = _labels(truth)
     others = _labels(decoys)
     # Labels are kept: a decoy of another class is farther away, and would make any match look good.
     kept = comparable(victims, others).nonzero()[:MOST, 0]
     if len(kept) < FEWEST:
-        return Chance(
-            p_value=None,
-            decoys=len(kept),
-            level=LEVEL,
-        )
+        return Chance(p_value=None, decoys=len(kept), level=LEVEL)
     size = truth.size
     inputs = torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[kept]])
     distance = criterion.domain.distances(inputs, candidates).numpy()
@@ -118,21 +110,13 @@ def chance(
         # A tie counts as equally good, which can only raise the p-value.
         as_good = int((nearest[1:] <= nearest[0]).sum())
         p_value = (1 + as_good) / (1 + len(kept))
-        return Chance(
-            p_value=p_value,
-            decoys=len(kept),
-            level=LEVEL,
-        )
+        return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
     cost = criterion.domain.costs(inputs, candidates).numpy()
     group = _strata(torch.cat([victims, others[kept]]))
     as_good, drawn = _as_good(distance, cost, criterion.within, group, size)
     # The p-value of Besag and Clifford if drawing stopped early, otherwise the usual one.
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
-    return Chance(
-        p_value=p_value,
-        decoys=len(kept),
-        level=LEVEL,
-    )
+    return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
 
 
 def _as_good(

@@ -84,14 +84,7 @@ class Criterion:
         """
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()
-        return tuple(
-            a <= self.within and a < b
-            for a, b in zip(
-                own,
-                other,
-                strict=True,
-            )
-        )
+        return tuple(a <= self.within and a < b for a, b in zip(own, other, strict=True))
 
 
 def distance_of(domain: Domain) -> Distance:

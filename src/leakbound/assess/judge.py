@@ -201,7 +201,11 @@ def _proof(evidence: Evidence) -> Proof:
     )
 
 
-def _confirmed(proof: Proof, measured: Measured, release: Released) -> Proof:
+def _confirmed(
+    proof: Proof,
+    measured: Measured,
+    release: Released,
+) -> Proof:
     """The proof of a reconstruction that the truth confirms; none if a criterion is too fine."""
     if any(measured.matched):
         return proof

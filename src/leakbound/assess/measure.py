@@ -90,14 +90,7 @@ def measure(
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
-            met = tuple(
-                one and own
-                for one, own in zip(
-                    met,
-                    close,
-                    strict=True,
-                )
-            )
+            met = tuple(one and own for one, own in zip(met, close, strict=True))
             test = msgspec.structs.replace(test, closer=any(met))
         elif not test.excluded:
             met = (False,) * truth.size
@@ -136,7 +129,11 @@ def _unlike_any_guess(
     return close
 
 
-def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
+def guesses(
+    domain: Domain,
+    truth: Batch,
+    public: Batch | None,
+) -> Tensor:
     """For each example (B, *S) the closest prior-only baseline.
 
     The baselines are the domain's best guess from public examples, from those of its class (an
@@ -209,12 +206,7 @@ def shown(
         columns = tuple(map(agreed, columns, agreement.T.tolist()))
     if not images:
         columns = tuple(
-            msgspec.structs.replace(
-                column,
-                truth=(),
-                reconstruction=(),
-            )
-            for column in columns
+            msgspec.structs.replace(column, truth=(), reconstruction=()) for column in columns
         )
     fields: dict[str, Any] = {"columns": columns} if columns else {}
     if not images:

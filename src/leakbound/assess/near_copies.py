@@ -31,7 +31,11 @@ def crowding(released: Released, limit: float) -> float:
     return crowding_of(_largest(released, matched=True), released.examples, limit)
 
 
-def crowding_of(alike: int, count: int, limit: float) -> float:
+def crowding_of(
+    alike: int,
+    count: int,
+    limit: float,
+) -> float:
     """That p-value for `alike` of `count` examples, the matching one included.
 
     Example:

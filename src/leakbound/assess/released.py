@@ -54,13 +54,14 @@ class Released:
     fresh: bool = False
     key: Any = None
     once: Once[Any] | None = None
-    _made: dict[Any, Any] = field(
-        default_factory=dict,
-        init=False,
-        repr=False,
-    )
+    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
-    def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
+    def cached(
+        self,
+        name: str,
+        key: Any,
+        make: Callable[[], T],
+    ) -> T:
         """A value that belongs to this release, computed once."""
         if self.key is not None:
             return self.of_public((name, self.key, key), make)

@@ -57,7 +57,11 @@ def ordered(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject))
 
 
-def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
+def rare(
+    alone: int,
+    count: int,
+    rows: Iterable[str] = (),
+) -> str:
     """What a bound that averages over examples leaves open; `rows` are numbers of rare ones."""
     such = ", ".join(rows)
     return (

@@ -651,7 +651,11 @@ def _copies(released: Released) -> list[float]:
     return [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
 
 
-def _margin(noise: float, accepted: float, limit: float) -> float:
+def _margin(
+    noise: float,
+    accepted: float,
+    limit: float,
+) -> float:
     """How much denser than public examples private ones may be: A with F(A kappa) = accepted."""
     if noise == 0 or limit == 0:
         return 0.0

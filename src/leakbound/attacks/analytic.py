@@ -207,7 +207,11 @@ def _names(name: str) -> tuple[str, str]:
     return parameter(name, "weight"), parameter(name, "bias")
 
 
-def layer_part(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def layer_part(
+    task: Task,
+    row: Tensor,
+    name: str,
+) -> tuple[Tensor, Tensor]:
     """A layer's weight and bias in a flat vector (P,)."""
     parts = task.unflatten(row)
     weight, bias = _names(name)

@@ -97,14 +97,7 @@ class Attack:
         Guarantees:
             On one torch thread, `many([a, b])` is `many([a]) + many([b])`.
         """
-        return [
-            self(o, g)
-            for o, g in zip(
-                observations,
-                generators,
-                strict=True,
-            )
-        ]
+        return [self(o, g) for o, g in zip(observations, generators, strict=True)]
 
     def plant(self, task: Task) -> Task:
         """Return the model a malicious server sends; honest attacks return the task unchanged."""
@@ -160,11 +153,7 @@ class BestOf(Attack):
         for _ in range(1, self.restarts):
             live = [i for i, answer in enumerate(best) if not self._done(answer)]
             arguments = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(
-                live,
-                self.attack.many(*arguments),
-                strict=True,
-            ):
+            for i, answer in zip(live, self.attack.many(*arguments), strict=True):
                 best[i] = min(best[i], answer, key=rank)
         return best
 
@@ -440,7 +429,9 @@ def rows_of(observation: Observation, task: Task) -> list[SentRow]:
 
 
 def each_row(
-    observation: Observation, task: Task, one: Callable[[SentRow], Answer]
+    observation: Observation,
+    task: Task,
+    one: Callable[[SentRow], Answer],
 ) -> Reconstruction:
     """The answers for every row of the update, together.
 
@@ -470,9 +461,4 @@ def boxed(inputs: Tensor, task: Task) -> Tensor:
         return task.domain.project(inputs)
     low, high = task.input_range
     middle = (low + high) / 2
-    return torch.nan_to_num(
-        inputs,
-        nan=middle,
-        posinf=high,
-        neginf=low,
-    ).clamp(low, high)
+    return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)

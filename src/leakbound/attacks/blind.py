@@ -104,11 +104,7 @@ class ConstantImage(Attack):
         shape = observation.input_shape
         return _blind(
             observation,
-            torch.full(
-                shape,
-                value,
-                dtype=torch.float64,
-            ),
+            torch.full(shape, value, dtype=torch.float64),
         )
 
 

@@ -27,7 +27,12 @@ class CodebookModel(nn.Module):
     words: Tensor
     shares: Tensor
 
-    def __init__(self, words: Tensor, shares: Tensor, scale: float) -> None:
+    def __init__(
+        self,
+        words: Tensor,
+        shares: Tensor,
+        scale: float,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(words.new_zeros(len(words)), requires_grad=False)
         self.register_buffer("words", words)
@@ -144,11 +149,7 @@ class Codebook(Attack):
             sizes,
             strict=True,
         )
-        for (row, precision, size), examples in zip(
-            rows,
-            update.examples,
-            strict=True,
-        ):
+        for (row, precision, size), examples in zip(rows, update.examples, strict=True):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
             named_words.append(named)
             sure = min(sure, trust)

@@ -242,7 +242,11 @@ def _singles(batch: Batch) -> list[Batch]:
     return [Batch(*part) for part in parts]
 
 
-def _sent(observation: Observation, one: Batch, source: Source) -> Update:
+def _sent(
+    observation: Observation,
+    one: Batch,
+    source: Source,
+) -> Update:
     defense = _defense(observation)
     # The task as it was sent: `respond` prepares it by the defense.
     update, _ = respond(
@@ -456,7 +460,11 @@ class VarianceReadout(Attack):
         return replace(answer, objective=float(left))
 
 
-def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
+def _log_power(
+    task: Task,
+    rows: Tensor,
+    name: str,
+) -> Tensor:
     """(D,) mean over the layer's rows of log y², minus each row's median; zero rows left out."""
     weight, _ = layer_part(task, rows.sum(0), name)
     squares = weight.double().square()
@@ -672,12 +680,7 @@ class LawEvolution(Attack):
         with torch.no_grad():
             first = cost(middle)
             if not observation.update.rows.any():
-                return answered(
-                    observation,
-                    task,
-                    image(middle),
-                    labels=labels,
-                )
+                return answered(observation, task, image(middle), labels=labels)
             best = middle
             lowest = first
             trace = [first]

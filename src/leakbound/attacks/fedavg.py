@@ -282,21 +282,8 @@ class LocalSearch:
     def matched_apart(self, images: Tensor) -> Tensor:
         """Mean squared distance of matched images from their mean over the epochs."""
         parts = []
-        for block, order in zip(
-            self.blocks(images),
-            self.orders(images),
-            strict=True,
-        ):
-            matched = torch.stack(
-                [
-                    epoch[row]
-                    for epoch, row in zip(
-                        block,
-                        order,
-                        strict=True,
-                    )
-                ]
-            )
+        for block, order in zip(self.blocks(images), self.orders(images), strict=True):
+            matched = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
             parts.append((matched - matched.mean(0)).square().mean())
         return torch.stack(parts).mean()
 
@@ -316,28 +303,14 @@ class LocalSearch:
         last = self.search.images().detach()
         plan = task.plan
         named = self.blocks(answer.labels)
-        for block, order, names in zip(
-            self.blocks(last),
-            self.orders(last),
-            named,
-            strict=True,
-        ):
+        for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             # Images behind the last step were never trained on, so they do not count.
             trained = at < plan.steps * (plan.batch_size or size)
             share = trained.gather(1, order).to(block)
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]
-            alike = torch.stack(
-                [
-                    epoch[row]
-                    for epoch, row in zip(
-                        block,
-                        order,
-                        strict=True,
-                    )
-                ]
-            )
+            alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
             images.append((share * alike).sum(0))
             labels.append(names[0])
         inputs = boxed(torch.cat(images).detach(), task)

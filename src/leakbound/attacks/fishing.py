@@ -312,9 +312,4 @@ def _remaining(
         statistics=None,
     )
     threat = replace(observation.threat, labels_known=True)
-    return replace(
-        seen,
-        threat=threat,
-        sent=None,
-        history=(),
-    )
+    return replace(seen, threat=threat, sent=None, history=())

@@ -214,17 +214,8 @@ class Routed(Front):
         super().__init__(shape.numel(), units, gain, "loki", inner)
         columns = clients * (shape.numel() + 1)
         channels = clients * (shape[0] + 1)
-        self.layer = nn.Linear(
-            columns,
-            units,
-            bias=False,
-        ).requires_grad_(False)
-        self.routes = nn.Conv2d(
-            shape[0],
-            channels,
-            3,
-            padding=1,
-        ).requires_grad_(False)
+        self.layer = nn.Linear(columns, units, bias=False).requires_grad_(False)
+        self.routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
         self.clients = clients
 
     def seen(self, inputs: Tensor) -> Tensor:

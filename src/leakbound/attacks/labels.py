@@ -261,7 +261,11 @@ def last_layer(observation: Observation) -> LastLayer:
     return LastLayer(task, name, weight, bias)
 
 
-def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
+def counts(
+    output: Tensor,
+    signal: Tensor,
+    observation: Observation,
+) -> Tensor:
     """Expected examples (K,) of each class, from mean probabilities and the sum of p - y, (K,)."""
     # Each client sends the mean over its own batch.
     per_client = observation.examples / len(observation.cohort)
@@ -301,7 +305,11 @@ def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
     return uniform_inputs(observation.task, (STAND_INS, *observation.input_shape), generator)
 
 
-def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def typical(
+    task: Task,
+    name: str,
+    inputs: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
     with torch.no_grad():
         features = layer_inputs(task, inputs, [name])[name]

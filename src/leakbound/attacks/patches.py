@@ -132,14 +132,7 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
 
 def _places(layer: Any, shape: tuple[int, ...]) -> int:
     """How many patches an image of this shape has."""
-    return math.prod(
-        s // k
-        for s, k in zip(
-            shape[1:],
-            layer.kernel_size,
-            strict=True,
-        )
-    )
+    return math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
 
 
 def _positions(
@@ -265,11 +258,7 @@ class PatchSpan(Attack):
         best = middle
         left = math.inf
         for near in (NEAR, *[FAR] * (self.starts - 1)):
-            start = middle + near * (high - low) * normal(
-                (unknown,),
-                generator,
-                like=middle,
-            )
+            start = middle + near * (high - low) * normal((unknown,), generator, like=middle)
             best, left = min(
                 (best, left),
                 fit.searched(start, self.steps),
@@ -362,7 +351,11 @@ def _first_norm(
     readers: list[str] = []
 
     def watch(name: str, module: nn.Module) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        def note(
+            _: nn.Module,
+            args: tuple[Any, ...],
+            output: Tensor,
+        ) -> None:
             if isinstance(module, nn.LayerNorm):
                 seen.append((name, args[0], output))
             elif seen and args and args[0] is seen[0][2] and f"{name}.weight" in task.names:
@@ -383,15 +376,7 @@ def _first_norm(
         list(leaves.values()),
         allow_unused=True,
     )
-    early = frozenset(
-        n
-        for n, s in zip(
-            leaves,
-            slopes,
-            strict=True,
-        )
-        if s is not None
-    )
+    early = frozenset(n for n, s in zip(leaves, slopes, strict=True) if s is not None)
     return vectors[0].detach(), norm, readers, early
 
 

@@ -210,7 +210,11 @@ def _scatter(row: Tensor, differences: bool) -> Tensor:
     return (row.diff(dim=0).square().mean(1) / 2).quantile(QUIET)
 
 
-def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
+def chosen(
+    update: Update,
+    index: Tensor,
+    factor: Tensor,
+) -> Update:
     """Some coordinates of an update, each times a public factor, with their distribution."""
     law: Law = update.law
 
@@ -230,12 +234,7 @@ def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
         law = replace(law, scale=at_index(law.scale) * factor.square().sqrt())
     mask = None if update.mask is None else update.mask[:, index]
     rows = (update.rows[:, index].double() * factor).to(update.rows)
-    return replace(
-        update,
-        rows=rows,
-        law=law,
-        mask=mask,
-    )
+    return replace(update, rows=rows, law=law, mask=mask)
 
 
 @dataclass(frozen=True, eq=False)

@@ -205,11 +205,7 @@ class _Layer:
         the range: a full decomposition is slower.
         """
         width = self.joint.shape[1]
-        span = self.joint @ normal(
-            (width, count + SPARE),
-            generator,
-            like=self.joint,
-        )
+        span = self.joint @ normal((width, count + SPARE), generator, like=self.joint)
         # Power steps: without them small singular values drown in large ones.
         for _ in range(2):
             span = self.joint @ (self.joint.T @ torch.linalg.qr(span).Q)
@@ -299,7 +295,11 @@ class _Layer:
         key = parameter(self.name, "bias")
         tensors = self.task.tensors()
 
-        def loss(bias: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        def loss(
+            bias: Tensor,
+            image: Tensor,
+            label: Tensor,
+        ) -> Tensor:
             outputs = call(self.task, {**tensors, key: bias}, image[None])
             return self.task.loss(outputs, label[None])
 
@@ -310,13 +310,7 @@ class _Layer:
             chunk_size=AT_ONCE,
         )
         slopes = each(tensors[key], inputs, tried)
-        return tried[
-            torch.cosine_similarity(
-                slopes,
-                columns.T[:, None],
-                dim=2,
-            ).argmax(1)
-        ]
+        return tried[torch.cosine_similarity(slopes, columns.T[:, None], dim=2).argmax(1)]
 
 
 def _unmixed(
@@ -506,14 +500,13 @@ def _settled(
     return points[:, :count], points[:, count:]
 
 
-def _chosen(better: Tensor, new: State, old: State) -> State:
+def _chosen(
+    better: Tensor,
+    new: State,
+    old: State,
+) -> State:
     point, off, on = (
-        torch.where(better[:, None], a, b)
-        for a, b in zip(
-            new[:3],
-            old[:3],
-            strict=True,
-        )
+        torch.where(better[:, None], a, b) for a, b in zip(new[:3], old[:3], strict=True)
     )
     return point, off, on, torch.where(better, new[3], old[3])
 

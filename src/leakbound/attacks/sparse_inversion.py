@@ -130,11 +130,7 @@ def sparse_gradient_inversion(
     )
     assert isinstance(search, GradientMatching)  # of one start
     attack = SparseInversion(
-        replace(
-            search,
-            labels=labels,
-            ordered=ordered,
-        ),
+        replace(search, labels=labels, ordered=ordered),
         mask,
         eval_point,
     )
@@ -191,11 +187,7 @@ def evidence(observation: Observation, mask: str) -> Observation:
     threat = replace(observation.threat, defense_known=True)  # the update contains what is known
     return replace(
         observation,
-        update=replace(
-            observation.update,
-            rows=rows,
-            mask=seen,
-        ),
+        update=replace(observation.update, rows=rows, mask=seen),
         threat=threat,
     )
 

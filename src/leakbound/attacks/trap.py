@@ -336,7 +336,11 @@ def _task(observation: Observation) -> Task:
     )
 
 
-def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
+def _trap_rows(
+    task: Task,
+    rows: Tensor,
+    name: str = "layer.weight",
+) -> Tensor:
     """What rows (R, P) hold of the trap, (R, M, N), float64."""
     at = {n: (shape, start, stop) for n, shape, start, stop in task.layout}
     shape, start, stop = at[name]
@@ -452,14 +456,7 @@ class CorrelatedTrap(LinearTrap):
         weights = factor.weights(pattern)
         none = torch.zeros_like(last.rows)
         rows = sum(
-            (
-                float(w) * u.rows
-                for w, u in zip(
-                    weights,
-                    seen,
-                    strict=True,
-                )
-            ),
+            (float(w) * u.rows for w, u in zip(weights, seen, strict=True)),
             none,
         )
         law = last.law
@@ -470,11 +467,7 @@ class CorrelatedTrap(LinearTrap):
             law = replace(law, covariance=law.covariance * (least / last_noise))
         return replace(
             observation,
-            update=replace(
-                last,
-                rows=rows,
-                law=law,
-            ),
+            update=replace(last, rows=rows, law=law),
             history=(),
         )
 

@@ -135,7 +135,12 @@ class TrapWeights(Attack):
 class _WeightReader:
     """The rows of one update, minus what has been explained; float64."""
 
-    def __init__(self, row: Caught, task: Task, prior: PixelPrior) -> None:
+    def __init__(
+        self,
+        row: Caught,
+        task: Task,
+        prior: PixelPrior,
+    ) -> None:
         parts = task.unflatten(task.parameters)
         self.weight = parts["layer.weight"].double()
         self.bias = parts["layer.bias"].double()

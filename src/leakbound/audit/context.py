@@ -181,12 +181,22 @@ class PlanContext:
             labels = labels.to(batch.inputs.dtype)
         return Batch(batch.inputs.to(self.device), labels.to(self.device))
 
-    def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
+    def batches(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+    ) -> list[Batch]:
         """Private batches, the same for every defense and attack with that size and seed."""
         taken = self._order(size, clients, seed)[: size * clients]
         return [self.batch(taken[at : at + size]) for at in range(0, size * clients, size)]
 
-    def others(self, size: int, clients: int, seed: int) -> Batch | None:
+    def others(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+    ) -> Batch | None:
         """Private and test examples outside of these batches, which no attack sees.
 
         Of many, those with the classes of the batches come first, and others are left out.
@@ -203,7 +213,12 @@ class PlanContext:
         same = comparable(labels[taken], labels[rest])
         return self.batch(torch.cat([rest[same][:MOST], rest[~same][:FEWEST]]))
 
-    def _order(self, size: int, clients: int, seed: int) -> Tensor:
+    def _order(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+    ) -> Tensor:
         """The private examples in the order in which batches take them."""
         private = self.splits["private"]
         if size * clients > len(private):
@@ -257,7 +272,12 @@ class PlanContext:
             load_weights(model, Path(spec.weights))
         return model
 
-    def _trained(self, task: Task, steps: int, seed: int) -> Task:
+    def _trained(
+        self,
+        task: Task,
+        steps: int,
+        seed: int,
+    ) -> Task:
         """Adam (rate 1e-3, batches of 64) on public images, never on private or test images."""
         pool = self.splits["public"]
         source = stream(seed, "pretrain")  # its own stream: batches do not shift with train_steps
@@ -370,7 +390,11 @@ def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
     }
 
 
-def check_outputs(context: PlanContext, task: Task, name: str) -> None:
+def check_outputs(
+    context: PlanContext,
+    task: Task,
+    name: str,
+) -> None:
     """Reject a model, called `name`, that does not fit a plan's data.
 
     Raises:

@@ -328,15 +328,7 @@ def _attraction(
         # By 20, not by 10: `within` is a root mean square.
         spread = point.criterion.within / 10 ** (closer / 20)
         truth = point.truth.inputs
-        start = (
-            truth
-            + spread
-            * normal(
-                truth.shape,
-                source,
-                like=truth,
-            )
-        ).clamp(low, high)
+        start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
         adam = GradientMatching(steps=POLISH, learning_rate=spread / 2)
         first = begin(
             adam, Objective.of(adam, point.observation), source, images=Pixels(start.clone())
@@ -497,13 +489,7 @@ def _traces(
     ends = np.zeros(2)
     for _ in range(PROBES):
         # Random signs have the least variance of such estimates of a trace (Hutchinson 1990).
-        v = root(
-            normal(
-                (m,),
-                source,
-                like=torch.zeros(1, dtype=torch.float64),
-            ).sign()
-        )
+        v = root(normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign())
         size = float(v.square().sum())
         alpha, beta = _lanczos(product, v / size**0.5, ORDER)
         low, high = (
@@ -517,7 +503,9 @@ def _traces(
 
 
 def _lanczos(
-    product: Callable[[Tensor], Tensor], v: Tensor, order: int
+    product: Callable[[Tensor], Tensor],
+    v: Tensor,
+    order: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Diagonal (k,) and off-diagonal (k,) of the tridiagonal matrix, all vectors orthogonalized."""
     basis = [v]
@@ -611,8 +599,4 @@ def _witness(
         return None
     # Phi(-distance / 2): the error of the best test between the two updates.
     error = None if release.noise == "rounding" else 0.5 * math.erfc(distance / 2 / 2**0.5)
-    return records.Witness(
-        score=score,
-        distance=distance,
-        error=error,
-    )
+    return records.Witness(score=score, distance=distance, error=error)

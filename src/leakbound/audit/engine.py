@@ -99,7 +99,9 @@ def _run_group(
 
 
 def bundles(
-    units: Sequence[Unit], context: PlanContext, workers: int = 1
+    units: Sequence[Unit],
+    context: PlanContext,
+    workers: int = 1,
 ) -> list[tuple[Unit, ...]]:
     """All units, grouped where this is faster, the largest groups first.
 
@@ -326,7 +328,11 @@ def _stop(pools: Iterable[ProcessPoolExecutor]) -> None:
         process.kill()  # if the user's code blocks; no effect if it has ended
 
 
-def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
+def _start_worker(
+    spec: DataSpec,
+    fingerprint: str,
+    device: str,
+) -> None:
     """One torch thread; ignore Ctrl-C (the parent handles it); die with the parent."""
     global _bench, _fingerprint
     signal.signal(signal.SIGINT, signal.SIG_IGN)

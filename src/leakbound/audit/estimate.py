@@ -21,7 +21,9 @@ PRIOR = 0.05
 
 
 def estimate(
-    units: Sequence[Unit], context: PlanContext, seed: int
+    units: Sequence[Unit],
+    context: PlanContext,
+    seed: int,
 ) -> tuple[dict[str, float], str]:
     """Seconds on one core by unit, and a sentence that says what they rest on.
 

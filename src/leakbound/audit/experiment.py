@@ -97,7 +97,10 @@ class Result:
 
 
 def run_experiment(
-    unit: plans.Experiment, context: PlanContext, *, pictures: bool = True
+    unit: plans.Experiment,
+    context: PlanContext,
+    *,
+    pictures: bool = True,
 ) -> Result:
     """Run one experiment; an exception of its attack or model becomes a failed record.
 
@@ -246,7 +249,9 @@ def play_round(
 
 
 def answers(
-    attack: Spec, played: Sequence[Round], sources: Sequence[torch.Generator]
+    attack: Spec,
+    played: Sequence[Round],
+    sources: Sequence[torch.Generator],
 ) -> list[Reconstruction]:
     """An attack's results on several rounds, or on one: always as one of many."""
     built = plans.build_attack(attack)
@@ -372,7 +377,9 @@ def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
 
 
 def judged(
-    played: Round, evidence: Evidence, settings: RiskSettings
+    played: Round,
+    evidence: Evidence,
+    settings: RiskSettings,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """The assessment of an attack on a round that was played here, and the pictures it names.
 
@@ -416,7 +423,11 @@ def released(
     )
 
 
-def _features(played: Round, found: Tensor, layer: str) -> records.Features:
+def _features(
+    played: Round,
+    found: Tensor,
+    layer: str,
+) -> records.Features:
     """Errors of the features that the attack found, up to sign; None if a true one is zero."""
     task = played.observation.task
     inputs = played.truth.inputs

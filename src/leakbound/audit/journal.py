@@ -86,7 +86,12 @@ class Journal(Generic[R]):
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _note(self, record: R, start: int, length: int) -> None:
+    def _note(
+        self,
+        record: R,
+        start: int,
+        length: int,
+    ) -> None:
         self.ends[record.key] = record.end
         self._places[record.key] = (start, length)
 

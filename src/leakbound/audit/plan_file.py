@@ -159,7 +159,11 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     )
 
 
-def _whole(name: str, values: Any, least: int) -> tuple[int, ...]:
+def _whole(
+    name: str,
+    values: Any,
+    least: int,
+) -> tuple[int, ...]:
     if not isinstance(values, list):
         values = [values]
     for value in values:
@@ -181,11 +185,19 @@ def _section(name: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
     return value
 
 
-def _typed(name: str, value: Any, kind: type) -> Any:
+def _typed(
+    name: str,
+    value: Any,
+    kind: type,
+) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}; give a value of type {kind.__name__}")
     return value
 
 
-def _dataclass(kind: Any, name: str, table: Mapping[str, Any]) -> Any:
+def _dataclass(
+    kind: Any,
+    name: str,
+    table: Mapping[str, Any],
+) -> Any:
     return kind(**registry.settle(registry.Entry("table", name, kind), _section(name, table)))

@@ -32,7 +32,11 @@ COMPARED = {
 }
 
 
-def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
+def header(
+    plan: Plan,
+    context: PlanContext,
+    pictures: bool,
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plan": plain(plan),
@@ -89,12 +93,7 @@ def claim(folder: Path, now: dict[str, Any]) -> None:
         )
     files.write(
         path,
-        json.dumps(
-            now,
-            indent=1,
-            sort_keys=True,
-        ).encode()
-        + b"\n",
+        json.dumps(now, indent=1, sort_keys=True).encode() + b"\n",
     )
 
 
@@ -112,7 +111,11 @@ def difference(
     return None
 
 
-def _difference(where: str, then: Any, now: Any) -> tuple[str, str, str]:
+def _difference(
+    where: str,
+    then: Any,
+    now: Any,
+) -> tuple[str, str, str]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in sorted({*then, *now}):
             if then.get(key) != now.get(key):

@@ -317,7 +317,9 @@ def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[B
 
 
 def typed(
-    model: nn.Module, clients: Sequence[Batch], public: Batch | None
+    model: nn.Module,
+    clients: Sequence[Batch],
+    public: Batch | None,
 ) -> tuple[list[Batch], Batch | None]:
     """The batches in the type of the model's trained weights, as its clients pass them to it."""
     kind = next((weight.dtype for weight in trained(model).values()), None)

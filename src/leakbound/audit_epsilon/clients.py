@@ -90,11 +90,7 @@ def over_rounds(client: Client, rounds: int) -> Client:
     ) -> dict[str, Tensor]:
         source = torch.Generator().manual_seed(seed)
         total = dict[str, Tensor]()
-        for number in torch.randint(
-            2**31,
-            (rounds,),
-            generator=source,
-        ).tolist():
+        for number in torch.randint(2**31, (rounds,), generator=source).tolist():
             # Copies: the client may train in place.
             given = {name: value.clone() for name, value in weights.items()}
             own = Batch(batch.inputs.clone(), batch.labels.clone())
@@ -164,14 +160,7 @@ def of_flower(build: Callable[[Batch], Any]) -> Client:
         seed: int,
     ) -> dict[str, Any]:
         sent, _, metrics = build(batch).fit([v.numpy() for v in weights.values()], {})
-        after = {
-            k: torch.as_tensor(v)
-            for k, v in zip(
-                weights,
-                sent,
-                strict=True,
-            )
-        }
+        after = {k: torch.as_tensor(v) for k, v in zip(weights, sent, strict=True)}
         said = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
         return _change(after, weights) | ({"metrics": said} if said else {})
 

@@ -191,7 +191,11 @@ def _extremes(
     return torch.where(upper, high, low).to(base.inputs)
 
 
-def _own_labels(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def _own_labels(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """The labels; those of inputs whose labels are their own tokens, whatever was given."""
     if not getattr(task.loss, "of_inputs", False):
         return labels
@@ -348,15 +352,7 @@ def _limits(
     """For the events "above the cut" and "not above": limits on the larger and smaller rate."""
     n = scores.shape[1]
     limits = empirical.count_limits(n, level)
-    without, held = (
-        n
-        - np.searchsorted(
-            np.sort(own),
-            cuts,
-            side="right",
-        )
-        for own in scores
-    )
+    without, held = (n - np.searchsorted(np.sort(own), cuts, side="right") for own in scores)
     return (1 - limits[n - held], limits[without]), (1 - limits[without], limits[n - held])
 
 

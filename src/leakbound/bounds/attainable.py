@@ -153,12 +153,7 @@ class Attainable:
             counts = [int((own <= level).sum()) for own in errors]
             n = self.counted
             fixed, *lines = (
-                count_least(
-                    count,
-                    n,
-                    confidence=1 - tail / len(errors),
-                )
-                for count in counts
+                count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
             )
             by_book = float((limits * named).max())
             # Several fixed guesses are distinct random codewords; of few codewords, all of them.
@@ -180,16 +175,7 @@ class Attainable:
             kept[eta] = np.array(own), np.array([near[:, :size].any(1).sum() for size in own])
         sizes, counts = kept[eta]
         sure = 1 - tail / len(counts)
-        return sizes, np.array(
-            [
-                count_least(
-                    int(k),
-                    self.counted,
-                    confidence=sure,
-                )
-                for k in counts
-            ]
-        )
+        return sizes, np.array([count_least(int(k), self.counted, confidence=sure) for k in counts])
 
     def _words(self, eta: float) -> Array:
         """Codewords made of the public part, the best first."""
@@ -250,7 +236,11 @@ class _LinearAttack:
     both: Array
 
     @staticmethod
-    def of(public: Array, mean: Array, weight: Array) -> _LinearAttack:
+    def of(
+        public: Array,
+        mean: Array,
+        weight: Array,
+    ) -> _LinearAttack:
         own = _clipped((public - mean) @ weight)
         middle = own.mean(0)
         values, vectors = np.linalg.eigh((own - middle).T @ (own - middle) / len(public))

@@ -23,7 +23,12 @@ from scipy import optimize, special
 from leakbound.bounds.priors import real
 
 
-def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
+def lower_limit(
+    values: Any,
+    low: Any,
+    *,
+    confidence: float = 0.99,
+) -> float:
     """A lower confidence limit on the mean of independent values (n,) of at least `low`.
 
     Values may depend on earlier ones. The result then limits every number that is at least the
@@ -61,19 +66,16 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     # Two tolerances less, so that the error of the root search cannot raise the limit.
     return max(
         start,
-        float(
-            optimize.brentq(
-                excess,
-                start + near,
-                stop,
-                xtol=near,
-            )
-        )
-        - 2 * near,
+        float(optimize.brentq(excess, start + near, stop, xtol=near)) - 2 * near,
     )
 
 
-def upper_limit(values: Any, high: Any, *, confidence: float = 0.99) -> float:
+def upper_limit(
+    values: Any,
+    high: Any,
+    *,
+    confidence: float = 0.99,
+) -> float:
     """An upper confidence limit on the mean of values of at most `high`; see `lower_limit`."""
     return -lower_limit(
         -real("values", values, 1),

@@ -88,15 +88,7 @@ class Composed(RiskLaw):
         """The same for single numbers on a wider grid: also an upper bound, cheaper, less tight."""
         sigma = np.array([noise_multiplier], float)
         blind = np.array([log_kappa], float)
-        return float(
-            self._at(
-                sigma,
-                sampling_rate,
-                steps,
-                blind,
-                rough=True,
-            )[0]
-        )
+        return float(self._at(sigma, sampling_rate, steps, blind, rough=True)[0])
 
     @abstractmethod
     def _at(
@@ -164,17 +156,7 @@ class Composed(RiskLaw):
             fine = float(np.log((target - np.exp(blind)) / number))  # gamma < kappa + any sampled
             if isinstance(self, Visible):
                 return float(np.exp(crossing(at, fine - 1e-6, 0.0)))
-            return float(
-                np.exp(
-                    edge(
-                        at,
-                        fine,
-                        1,
-                        rough=lambda x: at(x, True),
-                        most=-fine,
-                    )
-                )
-            )
+            return float(np.exp(edge(at, fine, 1, rough=lambda x: at(x, True), most=-fine)))
 
         sigma = non_negative("noise_multiplier", noise_multiplier)
         return _each(solve, gamma, log_blind(kappa, log_kappa), sigma, whole("steps", steps))
@@ -347,16 +329,7 @@ class Subsampled(Composed):
                 )
             )
 
-        return np.array(
-            [
-                solve(float(a), float(b))
-                for a, b in zip(
-                    target,
-                    blind,
-                    strict=True,
-                )
-            ]
-        )
+        return np.array([solve(float(a), float(b)) for a, b in zip(target, blind, strict=True)])
 
 
 @lru_cache(maxsize=64)
@@ -393,7 +366,11 @@ def _likely(
     return k[first:last], mass[first:last], left + gone
 
 
-def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
+def _targets(
+    gamma: ArrayLike,
+    blind: Array,
+    *more: Array,
+) -> list[Array]:
     """All arguments, broadcast, with the one check that all inverses need."""
     target, blind, *rest = np.broadcast_arrays(probability("gamma", gamma), blind, *more)
     # Without noise the bound is 1, with infinite noise kappa: nothing below kappa is reached.

@@ -23,7 +23,11 @@ TOGETHER = 128
 _X, _W = np.polynomial.legendre.leggauss(NODES)
 
 
-def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
+def log_cone(
+    inverse_noise: Any,
+    cotangent: Any,
+    dim: Any,
+) -> Array:
     """Logarithm of P(angle(u, u + xi / a) <= theta) for a unit vector u in R^dim; broadcasts.
 
     a = 1 / noise multiplier, cotangent = cot theta (both may be infinite), xi is standard normal.
@@ -44,7 +48,11 @@ def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
     return out.reshape(shape)
 
 
-def _log_cone(a: Array, c: Array, n: Array) -> Array:
+def _log_cone(
+    a: Array,
+    c: Array,
+    n: Array,
+) -> Array:
     out = np.where(a == np.inf, 0.0, special.log_ndtr(a))  # n = 1, and the limit without noise
     out = np.where((n > 1) & (c == np.inf) & (a < np.inf), -np.inf, out)
     out = np.where((n > 1) & (c == -np.inf), 0.0, out)
@@ -54,7 +62,11 @@ def _log_cone(a: Array, c: Array, n: Array) -> Array:
     return out
 
 
-def _integral(a: Array, c: Array, k: Array) -> Array:
+def _integral(
+    a: Array,
+    c: Array,
+    k: Array,
+) -> Array:
     """Logarithm of the integral over R > 0 of chi_k(R) Phi(a - c R); arguments (n, 1)."""
     mode = _mode(a, c, k)
     phi = 1 / (1 + np.abs(c))
@@ -62,11 +74,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     # Panels are narrow where the integrand changes fast, and double from there.
     near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
     wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         step = np.where(c > 0, a / c, mode)
     step = np.where(np.isfinite(step), step, mode)
     low = np.maximum(0.0, mode - REACH)
@@ -86,11 +94,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
 
 def _power_width(mode: Array, k: Array) -> Array:
     """The width over which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
     return np.where((k > 1) & (found < REACH), found, REACH)
 
@@ -118,15 +122,15 @@ def _relative(
     return growth - (r - mode) * (r + mode) / 2 + far
 
 
-def _mode(a: Array, c: Array, k: Array) -> Array:
+def _mode(
+    a: Array,
+    c: Array,
+    k: Array,
+) -> Array:
     """The mode of the log-concave integrand: the root of its falling derivative."""
     s = np.sqrt(k - 1)
     length = np.hypot(1.0, c)
-    with np.errstate(
-        over="ignore",
-        divide="ignore",
-        invalid="ignore",
-    ):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         # phi(z) / Phi(z) is below 0.8 - z for z < 0: the root of a quadratic, if c > 0
         least = 2 * s * (s / (0.8 * c + length * np.sqrt(0.64 * (c / length) ** 2 + 4 * s**2)))
         most = s + np.abs(c) * _mills(a)

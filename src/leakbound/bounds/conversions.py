@@ -124,11 +124,7 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     Source: Balle and Wang 2018, theorem 8.
     """
     m, e = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         u = e / m - m / 2
         v = e / m + m / 2
         far = np.log(_mills(u) - _mills(v)) - u * u / 2 - np.log(2 * np.pi) / 2

@@ -68,7 +68,11 @@ def balls_in_bins(
     return min(visible, hidden)
 
 
-def _on_axes(mu: float, bins: int, kappa: float) -> float:
+def _on_axes(
+    mu: float,
+    bins: int,
+    kappa: float,
+) -> float:
     """The largest P(E) with Q(E) <= kappa: P moves one random of `bins` normal draws by mu.
 
     By duality it is at most t kappa + E_Q (L - t)^+ for every t, with L the likelihood ratio: the
@@ -90,7 +94,11 @@ def _on_axes(mu: float, bins: int, kappa: float) -> float:
     return min(1.0, float(found.fun))
 
 
-def _excess(mu: float, bins: int, t: float) -> float:
+def _excess(
+    mu: float,
+    bins: int,
+    t: float,
+) -> float:
     """E (L - t)^+ for the mean L of `bins` lognormals of mean 1, rounded up.
 
     It is 1 - t + E (t - L)^+, for which only lognormals below t `bins` count. Each moves to

@@ -256,11 +256,7 @@ class PublicSample(Baseline):
         """
         own = [
             group[found.each == 1]
-            for group, found in zip(
-                self._groups,
-                self.counts(eta),
-                strict=True,
-            )
+            for group, found in zip(self._groups, self.counts(eta), strict=True)
         ]
         return np.sort(self.places[np.concatenate(own)])
 
@@ -480,15 +476,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
     """
     wanted = single(probability, gamma=gamma)
     found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
-    while (
-        2 < found < 1_000_000
-        and count_limit(
-            1,
-            found - 1,
-            confidence=confidence,
-        )
-        <= wanted
-    ):
+    while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
         found -= 1
     return found
 

@@ -215,7 +215,11 @@ def _bound(
     return ErrorBound(name, value, prior.name, known, assumptions, law, prior.covers)
 
 
-def _estimated(bound: ErrorBound, error: float, number: int) -> ErrorBound:
+def _estimated(
+    bound: ErrorBound,
+    error: float,
+    number: int,
+) -> ErrorBound:
     sentence = (
         f"the Fisher information is a mean over {number} sampled examples: rare ones with much "
         "information may put the true bound far below"
@@ -234,7 +238,11 @@ def _standard_error(values: Array) -> float:
     return float(values.std(axis=1, ddof=1).mean() / np.sqrt(values.shape[1]))
 
 
-def _projected(name: str, fisher: Any, prior: Prior) -> Array:
+def _projected(
+    name: str,
+    fisher: Any,
+    prior: Prior,
+) -> Array:
     """A Fisher information in the prior's k coordinates."""
     if prior.basis is None or np.shape(fisher) == (prior.rank, prior.rank):
         return symmetric(name, fisher, prior.rank)
@@ -258,7 +266,11 @@ def _choose(samples: Array, known: Array) -> Array:
     return answer
 
 
-def _shrunk_inverse(fisher: Array, known: Array, shrinkage: float) -> Array:
+def _shrunk_inverse(
+    fisher: Array,
+    known: Array,
+    shrinkage: float,
+) -> Array:
     """The inverse of J_P + J with J shrunk to its mean eigenvalue; 0 if it has no inverse."""
     mean = np.trace(fisher) / len(fisher) * np.eye(len(fisher))
     try:

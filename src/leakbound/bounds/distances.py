@@ -245,7 +245,11 @@ class GivenMetric(Distance):
             yield self.of(a[start : start + step, None], b[None])
 
 
-def _misses(a: Array, b: Array, scale: float) -> Array:
+def _misses(
+    a: Array,
+    b: Array,
+    scale: float,
+) -> Array:
     """(A, B) how many of the codes (A, m) and (B, m) are farther apart than the scale."""
     found = np.zeros((len(a), len(b)), np.uint16)
     for one, two in zip(a.T, b.T, strict=True):

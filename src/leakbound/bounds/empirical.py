@@ -29,19 +29,14 @@ LOUD = 1e3
 @lru_cache(maxsize=32)
 def count_limits(n: int, confidence: float) -> Array:
     """Upper confidence limits (n + 1,) on a share, for every count of 0 to n."""
-    return np.array(
-        [
-            count_limit(
-                k,
-                n,
-                confidence=confidence,
-            )
-            for k in range(n + 1)
-        ]
-    )
+    return np.array([count_limit(k, n, confidence=confidence) for k in range(n + 1)])
 
 
-def epsilon_of_rates(high: ArrayLike, low: ArrayLike, delta: float) -> Any:
+def epsilon_of_rates(
+    high: ArrayLike,
+    low: ArrayLike,
+    delta: float,
+) -> Any:
     """log((high - delta) / low): the least epsilon of any program with these rates.
 
     Source: Kairouz, Oh and Viswanath 2015, theorem 2.1.

@@ -65,18 +65,7 @@ class ExactLaw(RiskLaw):
             >>> round(exact(0.5, dim=16, eta=0.5 / 16), 4)
             0.0683
         """
-        return one(
-            np.exp(
-                np.asarray(
-                    self.log(
-                        noise_multiplier,
-                        dim=dim,
-                        eta=eta,
-                        norm=norm,
-                    )
-                )
-            )
-        )
+        return one(np.exp(np.asarray(self.log(noise_multiplier, dim=dim, eta=eta, norm=norm))))
 
     def log(
         self,
@@ -117,12 +106,7 @@ class ExactLaw(RiskLaw):
             >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
             0.003687
         """
-        gamma, n, eta, r = arguments(
-            gamma=gamma,
-            dim=dim,
-            eta=eta,
-            norm=norm,
-        )
+        gamma, n, eta, r = arguments(gamma=gamma, dim=dim, eta=eta, norm=norm)
         e = _relative_error(n, eta, r)
         target = np.log(gamma)
         blind = _log_gamma(np.full(e.shape, LARGEST), n, e)
@@ -189,11 +173,7 @@ def effective_noise(
     rho = positive("rho", rho)
     if np.any(rho < 1):
         raise ValueError(f"rho is {float(np.min(rho)):g}; give at least 1: separation never gains")
-    with np.errstate(
-        over="ignore",
-        divide="ignore",
-        invalid="ignore",
-    ):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
     # 0 times an overflowed factor is NaN.
@@ -239,18 +219,16 @@ def averaged(
         )
         with np.errstate(invalid="ignore"):  # no noise and no sighting: 0 * inf
             noise = np.where(np.isinf(factor), np.inf, sigma[here] * factor)
-        chances = exact(
-            noise,
-            dim=n[here],
-            eta=e[here],
-            norm=r[here],
-        )
+        chances = exact(noise, dim=n[here], eta=e[here], norm=r[here])
         found[here] = np.minimum(1.0, (mass * chances).sum(0))
     return one(found)
 
 
 def sightings(
-    steps: int, *, sampling_rate: float, participation: Participation
+    steps: int,
+    *,
+    sampling_rate: float,
+    participation: Participation,
 ) -> tuple[Array, Array]:
     """Probability of each number of sightings (K, 1), and the factor on the noise (K, 1).
 
@@ -274,14 +252,22 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
     return k, law.pmf(k)
 
 
-def _relative_error(n: Array, eta: Array, r: Array) -> Array:
+def _relative_error(
+    n: Array,
+    eta: Array,
+    r: Array,
+) -> Array:
     """E = N eta / |X|^2, the squared sine of the angle that succeeds."""
     with np.errstate(over="ignore", under="ignore"):
         # Divided twice, because r^2 may overflow or become 0.
         return n * (eta / r / r)
 
 
-def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
+def _log_gamma(
+    sigma: Array,
+    n: Array,
+    e: Array,
+) -> Array:
     # Any valid number where the answer is 1 anyway: the root would be NaN.
     inside = np.where(e < 1, e, 0.5)
     with np.errstate(divide="ignore", over="ignore"):

@@ -69,11 +69,7 @@ class GaussianLaw(RiskLaw):
         sigma = non_negative("noise_multiplier", noise_multiplier)
         count = whole("steps", steps)
         blind = log_blind(kappa, log_kappa)
-        with np.errstate(
-            divide="ignore",
-            over="ignore",
-            invalid="ignore",
-        ):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma
             found = special.log_ndtr(special.ndtri_exp(blind) + gain)
         # With an infinite gain, inf - inf is NaN.
@@ -144,12 +140,7 @@ def kappa_sphere(
         >>> round(kappa_sphere(dim=2, eta=0.25), 4)
         0.25
     """
-    return exact(
-        np.inf,
-        dim=dim,
-        eta=eta,
-        norm=norm,
-    )
+    return exact(np.inf, dim=dim, eta=eta, norm=norm)
 
 
 def log_kappa_sphere(
@@ -164,12 +155,7 @@ def log_kappa_sphere(
         >>> round(log_kappa_sphere(dim=3072, eta=0.037 / 3072), 1)
         -5067.2
     """
-    return exact.log(
-        np.inf,
-        dim=dim,
-        eta=eta,
-        norm=norm,
-    )
+    return exact.log(np.inf, dim=dim, eta=eta, norm=norm)
 
 
 def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:

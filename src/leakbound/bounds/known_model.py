@@ -339,7 +339,12 @@ class _Group:
                 break
         return np.maximum(best, rough.max(1))
 
-    def _sharp(self, padded: Array, draw: Indices, center: Indices) -> Array:
+    def _sharp(
+        self,
+        padded: Array,
+        draw: Indices,
+        center: Indices,
+    ) -> Array:
         """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
         most = self.each[center]
         found = padded[draw[:, None], self.near[center]]
@@ -398,12 +403,7 @@ def _checked(gram: ArrayLike, n: int) -> Array:
     found = np.asarray(gram, np.float64)
     if found.shape != (n, n):
         raise ValueError(f"gram has shape {found.shape}; give ({n}, {n}) for {n} examples")
-    if not np.isfinite(found).all() or not np.allclose(
-        found,
-        found.T,
-        rtol=0,
-        atol=TOO_LONG,
-    ):
+    if not np.isfinite(found).all() or not np.allclose(found, found.T, rtol=0, atol=TOO_LONG):
         raise ValueError("gram is not finite and symmetric; give inner products of vectors")
     longest = found.diagonal().max()
     if longest > 1 + TOO_LONG:

@@ -157,12 +157,7 @@ class BigramText(Baseline):
             for place, column in enumerate(entering.T):
                 tokens, number = np.unique(column[column != candidate[place]], return_counts=True)
                 gains += [
-                    (int(k - leaving[place]), place, v)
-                    for v, k in zip(
-                        tokens,
-                        number,
-                        strict=True,
-                    )
+                    (int(k - leaving[place]), place, v) for v, k in zip(tokens, number, strict=True)
                 ]
             gain, place, token = max(gains, default=(0, 0, 0))
             if gain <= 0:

@@ -53,7 +53,12 @@ class RiskLaw:
     scope: Scope
 
 
-def positive(name: str, value: ArrayLike, *, infinite: bool = False) -> Array:
+def positive(
+    name: str,
+    value: ArrayLike,
+    *,
+    infinite: bool = False,
+) -> Array:
     """Numbers above 0 as float64; infinity only on request."""
     return _inside(name, value, 0.0, False, np.inf, infinite, "above 0")
 
@@ -63,7 +68,12 @@ def non_negative(name: str, value: ArrayLike) -> Array:
     return _inside(name, value, 0.0, True, np.inf, True, "of at least 0")
 
 
-def probability(name: str, value: ArrayLike, *, closed: bool = False) -> Array:
+def probability(
+    name: str,
+    value: ArrayLike,
+    *,
+    closed: bool = False,
+) -> Array:
     """Numbers in (0, 1), or in [0, 1] if closed."""
     words = "between 0 and 1, both allowed" if closed else "strictly between 0 and 1"
     return _inside(name, value, 0.0, closed, 1.0, closed, words)
@@ -87,7 +97,11 @@ def rate(name: str, value: ArrayLike) -> Array:
     return _inside(name, value, 0.0, False, 1.0, True, "above 0 and at most 1")
 
 
-def whole(name: str, value: ArrayLike, least: int = 1) -> Array:
+def whole(
+    name: str,
+    value: ArrayLike,
+    least: int = 1,
+) -> Array:
     """Whole numbers of at least `least`, as float64 (exact up to 2^53)."""
     array = _inside(name, value, least, True, 2.0**53, True, f"whole, at least {least}")
     if np.any(array != np.floor(array)):

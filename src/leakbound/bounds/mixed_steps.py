@@ -175,19 +175,7 @@ def visible_lower(
     """
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
-        return (
-            1
-            - none
-            + none
-            * float(
-                exact(
-                    np.inf,
-                    dim=dim,
-                    eta=eta,
-                    norm=norm,
-                )
-            )
-        )
+        return 1 - none + none * float(exact(np.inf, dim=dim, eta=eta, norm=norm))
     value, mass = _thinned(
         *sums(
             parts,
@@ -197,17 +185,7 @@ def visible_lower(
     )
     with np.errstate(divide="ignore"):
         noise = 1 / np.sqrt(value)
-    return float(
-        mass
-        @ np.asarray(
-            exact(
-                noise,
-                dim=dim,
-                eta=eta,
-                norm=norm,
-            )
-        )
-    )
+    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
 
 
 def hidden_lower(
@@ -219,38 +197,16 @@ def hidden_lower(
 ) -> float:
     """Attained success of a linear trap that sums all steps, each kind weighted by q / noise^2."""
     if any(noise == 0 for noise, *_ in parts):
-        return visible_lower(
-            parts,
-            dim=dim,
-            eta=eta,
-            norm=norm,
-        )
+        return visible_lower(parts, dim=dim, eta=eta, norm=norm)
     weights = [rate / noise**2 for noise, rate, _ in parts]
     weights = [w / max(weights) for w in weights]
     spread = math.sqrt(
-        sum(
-            t * (w * noise) ** 2
-            for w, (noise, _, t) in zip(
-                weights,
-                parts,
-                strict=True,
-            )
-        )
+        sum(t * (w * noise) ** 2 for w, (noise, _, t) in zip(weights, parts, strict=True))
     )
     value, mass = _thinned(*sums(parts, weights, up=False))
     with np.errstate(divide="ignore"):
         noise = spread / value
-    return float(
-        mass
-        @ np.asarray(
-            exact(
-                noise,
-                dim=dim,
-                eta=eta,
-                norm=norm,
-            )
-        )
-    )
+    return float(mass @ np.asarray(exact(noise, dim=dim, eta=eta, norm=norm)))
 
 
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
@@ -265,21 +221,18 @@ def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     return one(np.where(do, np.minimum(found, sharper), found))
 
 
-def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
+def epsilon(
+    parts: Sequence[Part],
+    delta: float,
+    *,
+    visible: bool,
+) -> float:
     """The epsilon for a given delta over all steps, adding or removing an example."""
     bare, none = _with_noise(parts)
     if len(bare) < len(parts):
         if 1 - none >= delta:
             return math.inf
-        return (
-            epsilon(
-                bare,
-                delta - (1 - none),
-                visible=visible,
-            )
-            if bare
-            else 0.0
-        )
+        return epsilon(bare, delta - (1 - none), visible=visible) if bare else 0.0
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
     left = _lost(parts, mass)
     gain = np.sqrt(value)

@@ -202,7 +202,11 @@ class GaussianPrior(Prior):
         return cast(Array, self.mean + (noise if self.basis is None else noise @ self.basis.T))
 
 
-def real(name: str, value: Any, dimensions: int) -> Array:
+def real(
+    name: str,
+    value: Any,
+    dimensions: int,
+) -> Array:
     """The value as a finite float64 array with this number of dimensions, not empty."""
     try:
         array = np.array(value, dtype=np.float64)
@@ -216,7 +220,11 @@ def real(name: str, value: Any, dimensions: int) -> Array:
     return array
 
 
-def symmetric(name: str, value: Any, size: int) -> Array:
+def symmetric(
+    name: str,
+    value: Any,
+    size: int,
+) -> Array:
     """The value as a symmetric matrix (size, size), without rounding errors."""
     matrix = real(name, value, 2)
     if matrix.shape != (size, size):

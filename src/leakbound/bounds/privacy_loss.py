@@ -166,7 +166,10 @@ def curve(
 
 
 def mixed_curve(
-    parts: Sequence[Part], pair: Pair = "remove", *, rough: bool = False
+    parts: Sequence[Part],
+    pair: Pair = "remove",
+    *,
+    rough: bool = False,
 ) -> LossCurve | None:
     """The curve of all steps; None if no grid of a practical size is fine enough.
 
@@ -210,14 +213,7 @@ def _composed(
             one_step(shift, q, interval, own, pair)
             for (shift, q), own in zip(steps, ends, strict=True)
         ]
-        laws = [
-            (mass, own[0])
-            for (mass, _), own in zip(
-                rows,
-                ends,
-                strict=True,
-            )
-        ]
+        laws = [(mass, own[0]) for (mass, _), own in zip(rows, ends, strict=True)]
         first, last = _window(laws, counts, interval)
         if last - first < points:
             break
@@ -226,26 +222,14 @@ def _composed(
     else:
         return None
     mass, slack = _power(laws, counts, first, last)
-    lost = sum(
-        count * np.log1p(-beyond)
-        for count, (_, beyond) in zip(
-            counts,
-            rows,
-            strict=True,
-        )
-    )
+    lost = sum(count * np.log1p(-beyond) for count, (_, beyond) in zip(counts, rows, strict=True))
     infinite = float(-np.expm1(lost)) + np.exp(-TAIL)
     drift = (
         16
         * UNIT
         * sum(
             count * (1 + max(abs(low), abs(high)) + shift**2 - np.log(q))
-            for count, (low, high), (shift, q) in zip(
-                counts,
-                ranges,
-                steps,
-                strict=True,
-            )
+            for count, (low, high), (shift, q) in zip(counts, ranges, steps, strict=True)
         )
     )
     delta = sealed(hockey_stick(mass, infinite, interval))
@@ -285,11 +269,7 @@ def _tails(
     if pair == "replace":
         return _replaced(losses, shift, q)
     signed = losses if pair == "remove" else -losses
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         odds = np.where(
             # expm1 keeps the digits near 0; the second form does not overflow for large losses.
             signed < 1,
@@ -304,7 +284,11 @@ def _tails(
         return special.ndtr(x), np.logaddexp(*mixed)
 
 
-def _replaced(losses: Array, shift: float, q: float) -> tuple[Array, Array]:
+def _replaced(
+    losses: Array,
+    shift: float,
+    q: float,
+) -> tuple[Array, Array]:
     """The tails of "replace": the loss is l at shift x = l / 2 + asinh(odds sinh(l / 2))."""
     size = np.abs(losses)
     with np.errstate(divide="ignore"):
@@ -330,11 +314,7 @@ def one_step(
     # Rounding could make the tail rise, and the mass of a cell negative.
     upper = np.minimum.accumulate(upper)
     cell = -np.diff(upper)
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fall = np.minimum(0.0, log_lower[1:] - log_lower[:-1])
         other = np.exp(log_lower[:-1] + losses[:-1] + np.log(-np.expm1(fall)))
         other = np.where(log_lower[:-1] == -np.inf, 0.0, other)
@@ -367,12 +347,7 @@ def _window(
         tops = [float((sign * losses).max()) for losses, _ in kinds]
         below = [
             (count, sign * losses - top, own)
-            for count, top, (losses, own) in zip(
-                counts,
-                tops,
-                kinds,
-                strict=True,
-            )
+            for count, top, (losses, own) in zip(counts, tops, kinds, strict=True)
         ]
 
         def reach(
@@ -390,14 +365,7 @@ def _window(
             method="bounded",
             options={"xatol": 0.05, "maxiter": 20},
         )
-        highest = sum(
-            count * top
-            for count, top in zip(
-                counts,
-                tops,
-                strict=True,
-            )
-        )
+        highest = sum(count * top for count, top in zip(counts, tops, strict=True))
         ends.append(highest + min(0.0, float(found.fun)))
     return int(np.floor(-ends[0] / interval)) - 1, int(np.ceil(ends[1] / interval)) + 1
 
@@ -440,25 +408,10 @@ def _power(
     wraps = [_folded(mass, length) for mass, _ in laws]
     spectra = [fft.rfft(wrapped) for wrapped in wraps]
     logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
-    sizes = np.asarray(
-        sum(
-            count * log
-            for count, log in zip(
-                counts,
-                logs,
-                strict=True,
-            )
-        )
-    )
+    sizes = np.asarray(sum(count * log for count, log in zip(counts, logs, strict=True)))
     power = None
     slack = 0.0
-    for wrapped, spectrum, log, count in zip(
-        wraps,
-        spectra,
-        logs,
-        counts,
-        strict=True,
-    ):
+    for wrapped, spectrum, log, count in zip(wraps, spectra, logs, counts, strict=True):
         own = _raised(spectrum, count, sizes)
         power = own if power is None else power * own
         with np.errstate(under="ignore"):  # the magnitude of all factors but one of this kind
@@ -468,14 +421,7 @@ def _power(
         normwise = np.sqrt(length) * float(np.linalg.norm(wrapped)) * (error + 4 * UNIT) * products
         slack += min(entrywise, normwise)
     assert power is not None  # there is at least one kind of step
-    lowest = sum(
-        count * low
-        for count, (_, low) in zip(
-            counts,
-            laws,
-            strict=True,
-        )
-    )
+    lowest = sum(count * low for count, (_, low) in zip(counts, laws, strict=True))
     total = np.roll(fft.irfft(power, length), -((first - lowest) % length))
     back = error * np.sqrt(2 * float((np.abs(power) ** 2).sum())) + length * np.exp(-FAINT)
     return np.maximum(0.0, total[: last - first + 1]), slack + back
@@ -488,7 +434,11 @@ def _folded(mass: Array, length: int) -> Array:
     return wrapped.reshape(-1, length).sum(0)
 
 
-def _raised(base: Array, count: int, logs: Array) -> Array:
+def _raised(
+    base: Array,
+    count: int,
+    logs: Array,
+) -> Array:
     """base^count where the whole product, below exp(logs), is above exp(-FAINT); 0 elsewhere.
 
     Smaller values would soon be subnormal, and processors are tens of times slower on those.
@@ -509,7 +459,11 @@ def _raised(base: Array, count: int, logs: Array) -> Array:
     return found
 
 
-def hockey_stick(mass: Array, beyond: float, interval: float) -> Array:
+def hockey_stick(
+    mass: Array,
+    beyond: float,
+    interval: float,
+) -> Array:
     """At each grid point l, delta: the sum of P(loss > t) e^(l - t) over t > l, all positive."""
     from scipy.signal import lfilter
 

@@ -321,7 +321,10 @@ class EmpiricallyBoundedPrior(Baseline):
 
 
 def from_images(
-    images: ArrayLike, kind: str = "mixture", *, components: int = 32
+    images: ArrayLike,
+    kind: str = "mixture",
+    *,
+    components: int = 32,
 ) -> EmpiricallyBoundedPrior:
     """A prior from public images, with at least the prior-only success of the best of them.
 
@@ -387,12 +390,20 @@ def _thinned(images: ArrayLike) -> Array:
     return flat[:: -(-len(flat) // MOST)]
 
 
-def _apart(candidates: Array, rows: Array, squares: Array) -> Array:
+def _apart(
+    candidates: Array,
+    rows: Array,
+    squares: Array,
+) -> Array:
     mean = np.square(candidates).mean(1)[:, None]
     return mean + squares - 2 * candidates @ rows.T / rows.shape[1]
 
 
-def _matching(candidates: Array, rows: Array, eta: float) -> Array:
+def _matching(
+    candidates: Array,
+    rows: Array,
+    eta: float,
+) -> Array:
     """How many rows are within an MSE of eta of each candidate."""
     squares = np.square(rows).mean(1)
     parts = (candidates[at : at + TOGETHER] for at in range(0, len(candidates), TOGETHER))

@@ -92,11 +92,7 @@ def _next_part(
     near: Array,
 ) -> Array:
     """The next place, from a (0) to b (1): inverse quadratic, or the middle if that is unsafe."""
-    with np.errstate(
-        divide="ignore",
-        invalid="ignore",
-        over="ignore",
-    ):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         xi = (a - b) / (c - b)
         phi = (fa - fb) / (fc - fb)
         smooth = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
@@ -107,7 +103,11 @@ def _next_part(
         return np.clip(found, end, 1 - end)
 
 
-def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
+def inward(
+    fits: Callable[[Array], Array],
+    value: Array,
+    sign: float,
+) -> Array:
     """Move the value by some last bits, up (sign 1) or down (-1), to where it `fits` again.
 
     An inverse ends within rounding of its result; this puts it on the safe side. It changes the
@@ -122,7 +122,11 @@ def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
     return found
 
 
-def crossing(excess: Excess, fine: float, bad: float) -> float:
+def crossing(
+    excess: Excess,
+    fine: float,
+    bad: float,
+) -> float:
     """Where `excess` turns positive between `fine` (it is not positive) and `bad` (it is).
 
     The result is on the safe side: excess was evaluated there and is 0 or less.

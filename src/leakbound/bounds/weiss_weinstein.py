@@ -133,14 +133,22 @@ def least_informed(
     return vectors[:, :count], values[:count]
 
 
-def _values(means: Array, steps: Array, known: Array) -> tuple[Array, Array]:
+def _values(
+    means: Array,
+    steps: Array,
+    known: Array,
+) -> tuple[Array, Array]:
     """The bound and its best c at every step with a successor, (r, S - 1) each."""
     first, rest = _moments(means, steps, known)
     step = steps[:, :-1]
     return (step * first) ** 2 / (2 * rest), step * first / (2 * rest)
 
 
-def _moments(shares: Array, steps: Array, known: Array) -> tuple[Array, Array]:
+def _moments(
+    shares: Array,
+    steps: Array,
+    known: Array,
+) -> tuple[Array, Array]:
     """mu(h) and 1 - mu(2h), (..., r, S - 1), without cancellation."""
     power = -known[:, None] * steps**2 / 8
     weight = np.exp(power)
@@ -233,7 +241,11 @@ def _checked(overlaps: Any, grid: Array) -> Array:
     return shares
 
 
-def _bound(value: float, prior: Prior, confidence: float) -> ErrorBound:
+def _bound(
+    value: float,
+    prior: Prior,
+    confidence: float,
+) -> ErrorBound:
     sentence = f"it holds with a confidence of {confidence:.4g} over the images drawn"
     own = tuple(one for one in prior.assumptions if one != SMOOTH)
     return ErrorBound(

@@ -142,7 +142,10 @@ def read_config(path: Path) -> AdapterConfig:
 
 
 def read_adapter(
-    adapter: Path | str, base: nn.Module, *, update: Path | str | None = None
+    adapter: Path | str,
+    base: nn.Module,
+    *,
+    update: Path | str | None = None,
 ) -> nn.Module:
     """The model that clients train: a copy of the base with an adapter from PEFT's files.
 

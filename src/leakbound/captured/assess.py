@@ -184,17 +184,17 @@ def explained(
     )
 
 
-def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
+def header(
+    case: Case,
+    name: str,
+    attack: Attack | None,
+) -> records.Assessment:
     """What is attacked and how; `attack` is None if it could not be built."""
     inferred = case.inferred
     seen = inferred.observation
     declared_defense = inferred.declared
     capture = case.capture
-    about = records.AttackInfo(
-        name=name,
-        settings=name,
-        hash="none",
-    )
+    about = records.AttackInfo(name=name, settings=name, hash="none")
     if attack is not None:
         about = attack_info(attack, name)
     key = [case.at, capture.digest, name, about.settings, repr(declared_defense), case.title]

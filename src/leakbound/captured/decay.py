@@ -70,7 +70,12 @@ class Decay:
         shares = set(self.found.values())
         return shares.pop() if len(shares) == 1 else None
 
-    def subtracted(self, task: Task, row: Tensor, spread: Tensor) -> Tensor:
+    def subtracted(
+        self,
+        task: Task,
+        row: Tensor,
+        spread: Tensor,
+    ) -> Tensor:
         """The update (P,) without its multiples of the weights.
 
         Rows and columns of a matrix in which only rounding is left become zero, as they are without
@@ -97,7 +102,11 @@ def same(task: Task, share: float) -> Decay:
     return Decay(dict.fromkeys(sorted(task.names), share), {})
 
 
-def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
+def detected(
+    task: Task,
+    row: Tensor,
+    spread: Tensor,
+) -> Decay | None:
     """The weight decay that an update (P,) shows; None if it shows none.
 
     `spread` (P,) is the standard deviation of each entry's rounding. A matrix shows it by its rank,
@@ -143,14 +152,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
 def _common(shares: list[DecayShare]) -> float | None:
     """The one multiple behind several, the surer ones counting more; None if they differ."""
     weights = [1 / share.error**2 for share in shares]
-    mean = math.fsum(
-        w * s.value
-        for w, s in zip(
-            weights,
-            shares,
-            strict=True,
-        )
-    ) / sum(weights)
+    mean = math.fsum(w * s.value for w, s in zip(weights, shares, strict=True)) / sum(weights)
     apart = (abs(s.value - mean) - SURE * s.error for s in shares)
     return mean if all(off <= ALIKE * abs(mean) for off in apart) else None
 
@@ -244,7 +246,11 @@ def _of_bias(
     return _pooled(free @ change.double()[:, None], free @ held.double()[:, None], level)
 
 
-def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
+def _pooled(
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+) -> DecayShare | None:
     """The multiple of one tensor in another, if rounding alone is left; else None."""
     energy = float(held.square().sum())
     if not energy > 0:

@@ -325,7 +325,11 @@ def _rows_an_example(
     return rows
 
 
-def probes(task: Task, count: int, input_shape: tuple[int, ...]) -> Tensor:
+def probes(
+    task: Task,
+    count: int,
+    input_shape: tuple[int, ...],
+) -> Tensor:
     """Valid inputs (count, *S) that have nothing to do with the client's: a ramp, random tokens."""
     domain = task.domain
     if domain is not None and not domain.dtype.is_floating_point:

@@ -592,22 +592,12 @@ def task_of(
             "batch norms are in training mode, as the client's were: examples of a batch affect "
             "each other (build the model with .eval() if the client trained with fixed statistics)"
         )
-    task = Task.of(
-        plain,
-        loss=loss,
-        classes=classes,
-        domain=form,
-    )
+    task = Task.of(plain, loss=loss, classes=classes, domain=form)
     lost = _left_out(capture, task, notes)
     if lost:
         for name in lost:
             plain.get_parameter(name).requires_grad_(False)
-        task = Task.of(
-            plain,
-            loss=loss,
-            classes=classes,
-            domain=form,
-        )
+        task = Task.of(plain, loss=loss, classes=classes, domain=form)
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:
@@ -629,7 +619,11 @@ def task_of(
     return _checked(task, form.shape), tuple(notes)
 
 
-def _left_out(capture: Capture, task: Task, notes: list[str]) -> list[str]:
+def _left_out(
+    capture: Capture,
+    task: Task,
+    notes: list[str],
+) -> list[str]:
     """The trained tensors that no attack on this update can use; `notes` get the reasons."""
     absent, spoiled = tensors.unusable(task, capture.update, what=capture.name)
     total = len(task.names)
@@ -780,7 +774,11 @@ def _with_law(
     )
 
 
-def _taken(task: Task, images: Tensor, labels: Tensor) -> Tensor:
+def _taken(
+    task: Task,
+    images: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """Labels that a function takes which leakbound does not know: these, or masks of zeros."""
     loss = named(task.loss)
     with torch.no_grad():

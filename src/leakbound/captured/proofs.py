@@ -74,7 +74,9 @@ def missing_noise(seen: Observation) -> str | None:
 
 
 def classes(
-    seen: Observation, spread: Tensor | None = None, precision: float = 0.0
+    seen: Observation,
+    spread: Tensor | None = None,
+    precision: float = 0.0,
 ) -> tuple[tuple[int, ...], str | None]:
     """Classes that occur: negative entries of the last bias; and a note if they cannot be right.
 
@@ -151,7 +153,11 @@ def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
     )
 
 
-def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
+def spread(
+    capture: Capture,
+    task: Task,
+    rate: float | None,
+) -> Tensor:
     """(P,) the standard deviation of each entry's rounding, in gradient units, generously.
 
     Full precision: one unit in the last place of each value of the update and the weights before,
@@ -180,7 +186,11 @@ def coarsest(capture: Capture) -> float:
     return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
 
-def _of(named: Mapping[str, Tensor], task: Task, what: str) -> Tensor:
+def _of(
+    named: Mapping[str, Tensor],
+    task: Task,
+    what: str,
+) -> Tensor:
     by_name = tensors.by_name(task, named, what=what)
     parts = []
     for name, *_ in task.layout:

@@ -132,7 +132,12 @@ class Work:
         """Seconds of the remaining time for one of the remaining attacks."""
         return self.pace.left / len(self.jobs)
 
-    def tell(self, watch: Watch, what: str, step: int = 0) -> None:
+    def tell(
+        self,
+        watch: Watch,
+        what: str,
+        step: int = 0,
+    ) -> None:
         """Report the progress, after `step` steps of the first attack."""
         watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
 
@@ -503,7 +508,11 @@ def attack_all(
     return work.outcome() if kept is None else kept.end(work)
 
 
-def _found_steps(work: Work, reader: CaseReader, watch: Watch) -> bool:
+def _found_steps(
+    work: Work,
+    reader: CaseReader,
+    watch: Watch,
+) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
     case = work.cases[job.at]
@@ -558,11 +567,7 @@ class CaseReader:
         if truth is not None:
             truth = check_truth(truth, inferred.observation)
             notes += contradicted(truth, inferred)
-        criterion = Criterion.of(
-            form,
-            psnr=settings.psnr,
-            share=settings.share,
-        )
+        criterion = Criterion.of(form, psnr=settings.psnr, share=settings.share)
         return Case(
             capture, inferred, notes, at, self.title, criterion, context, truth, settings.people
         )
@@ -617,13 +622,7 @@ def _run(
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         answer = noted(built(case.inferred.observation, source))
-        return *judged(
-            case,
-            built,
-            answer,
-            name=spec.name,
-            pictures=pictures,
-        ), answer
+        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
     except NotApplicable as error:
         stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))

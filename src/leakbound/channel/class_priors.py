@@ -104,7 +104,11 @@ class ClassPriors:
         return images
 
 
-def _fit(pixels: np.ndarray, kind: str, components: int) -> Prior:
+def _fit(
+    pixels: np.ndarray,
+    kind: str,
+    components: int,
+) -> Prior:
     if kind == "gaussian":
         return GaussianPrior.from_samples(pixels, components=components)
     variance = float(pixels.var(0).mean())

@@ -112,7 +112,12 @@ class Channel:
         assert own is not None  # called only if the noise depends on the batch
         return own.log()
 
-    def whiten(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    def whiten(
+        self,
+        rows: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
         """Rows (R, P) over the noise's standard deviation; must be 0 in places without noise."""
         assert isinstance(self.law, Gaussian)  # as above
         covariance = self.law.covariance
@@ -223,7 +228,11 @@ def _moved(
     return mean, torch.stack(slopes)
 
 
-def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
+def _mean_moved(
+    channel: Channel,
+    batch: Batch,
+    directions: Tensor,
+) -> Tensor:
     task = channel.task
     defense = channel.defense
     count = len(directions)

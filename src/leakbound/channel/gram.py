@@ -84,7 +84,11 @@ def most_examples(task: Task) -> int:
     return int((math.sqrt(row**2 + 32 * MOST_BYTES) - row) / 16)
 
 
-def _products(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
+def _products(
+    task: Task,
+    batch: Batch,
+    clip_norm: float,
+) -> torch.Tensor:
     """Inner products (n, n) of the clipped gradients, float64."""
     # Each example is released in some batch: how the plan cuts batches does not matter.
     whole = replace(task, plan=replace(task.plan, batch_size=None))
@@ -99,7 +103,11 @@ def _products(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
     return torch.where(sent[:, None] & sent, found * (shrink[:, None] * shrink), 0.0)
 
 
-def _clipped(whole: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
+def _clipped(
+    whole: Task,
+    batch: Batch,
+    clip_norm: float,
+) -> torch.Tensor:
     """The clipped gradients (n, P), on the CPU."""
     sent = torch.empty(
         batch.size,

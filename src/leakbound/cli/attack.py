@@ -71,7 +71,11 @@ def attack(command: options.AttackOptions) -> int:
     return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
 
 
-def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
+def _plan(
+    command: options.AttackOptions,
+    name: str,
+    batch_size: int,
+) -> Plan:
     path = command.lpips_weights
     return audits.parse(
         {

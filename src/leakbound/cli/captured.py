@@ -274,11 +274,7 @@ def _adapted(
     model = captured.read_adapter(adapter, base, update=path)
     sent = captured.sent_tensors(path, base)
     return model, replace(
-        captured.load(
-            sent,
-            model.state_dict(),
-            kind=command.kind,
-        ),
+        captured.load(sent, model.state_dict(), kind=command.kind),
         name=path.name,
     )
 

@@ -70,13 +70,7 @@ def bound(command: options.BoundOptions) -> int:
         _show(command, deployment, mistakes, rows, against, source)
     if command.out is not None:
         toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
-        contents = dict(
-            zip(
-                FILES,
-                (text.encode(), toml.encode()),
-                strict=True,
-            )
-        )
+        contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}

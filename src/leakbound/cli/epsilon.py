@@ -72,11 +72,7 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
         claim = deployment.claim
         local = deployment.local
         stated = (claim.delta, claim.epsilon, deployment.noise.multiplier, local.rate, local.steps)
-        for name, value in zip(
-            names,
-            stated,
-            strict=True,
-        ):  # an option counts more than the file
+        for name, value in zip(names, stated, strict=True):  # an option counts more than the file
             # An option at its default counts as not given.
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):
                 said[name] = value

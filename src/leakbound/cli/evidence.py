@@ -96,13 +96,7 @@ def _write(
     }
     beside = {
         annex: pages.annex(content, [run for run, _ in runs]).encode(),
-        DATA: json.dumps(
-            value,
-            indent=1,
-            sort_keys=True,
-            allow_nan=False,
-        ).encode()
-        + b"\n",
+        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
         CARD: pages.card(content).encode(),
         **plans,
     }

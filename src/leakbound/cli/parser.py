@@ -80,7 +80,11 @@ def arguments(options: type) -> dict[str, Argument]:
     }
 
 
-def parse(options: type[T], words: Sequence[str], verb: str) -> T:
+def parse(
+    options: type[T],
+    words: Sequence[str],
+    verb: str,
+) -> T:
     """The options that the words give.
 
     Raises:
@@ -145,7 +149,11 @@ class _Several(argparse.Action):
         setattr(namespace, self.dest, [*(() if held is self.default else held), *values])
 
 
-def _unknown(rest: Sequence[str], known: Sequence[str], verb: str) -> str:
+def _unknown(
+    rest: Sequence[str],
+    known: Sequence[str],
+    verb: str,
+) -> str:
     options = [word for word in rest if word.startswith("-") and not NUMBER.match(word)]
     if not options:
         return (
@@ -160,7 +168,11 @@ def _unknown(rest: Sequence[str], known: Sequence[str], verb: str) -> str:
     )
 
 
-def _argument(field: dataclasses.Field[Any], hint: Any, text: str) -> Argument:
+def _argument(
+    field: dataclasses.Field[Any],
+    hint: Any,
+    text: str,
+) -> Argument:
     shown = Option()
     if typing.get_origin(hint) is typing.Annotated:
         hint, *notes = typing.get_args(hint)

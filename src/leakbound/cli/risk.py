@@ -71,13 +71,7 @@ def bound(command: options.BoundOptions) -> int:
         contents = as_json(result).encode(), _plot(edges, command)
         write_results(
             command.out,
-            dict(
-                zip(
-                    FILES,
-                    contents,
-                    strict=True,
-                )
-            ),
+            dict(zip(FILES, contents, strict=True)),
             json=command.json,
         )
     return 0
@@ -168,11 +162,7 @@ def thresholds_of(
     pairs = [
         (
             psnr,
-            Target.of_psnr(
-                psnr,
-                0.5,
-                input_range=width,
-            ).eta,
+            Target.of_psnr(psnr, 0.5, input_range=width).eta,
         )
         for psnr in command.psnr
     ]
@@ -336,7 +326,12 @@ def _show_prior(prior: str) -> None:
         console.print(f"[bold]{UNINFORMED}[/bold]. Give --data.")
 
 
-def _show_scopes(edges: Corridor, prior: str, *, explain: bool) -> None:
+def _show_scopes(
+    edges: Corridor,
+    prior: str,
+    *,
+    explain: bool,
+) -> None:
     """Which attackers and examples the numbers are for; all of it with `explain`."""
     if explain:
         _show_scope("upper bound", edges.bound_scope)

@@ -48,11 +48,7 @@ class Bar:
 
     def __init__(self, console: Console, unit: str = "") -> None:
         self._unit = f" {unit}" if unit else ""
-        current = Column(
-            ratio=1,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+        current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             BarColumn(20),
             MofNCompleteColumn(),

@@ -82,7 +82,11 @@ def _region(seen: Revealed, leaf: LeafCount) -> list[str]:
     return conditions
 
 
-def _show(name: str, seen: Revealed, measure: TreeMeasure | None) -> None:
+def _show(
+    name: str,
+    seen: Revealed,
+    measure: TreeMeasure | None,
+) -> None:
     console.say(
         f"[bold]{brief(name)}[/bold]: {plural(len(seen.trees), 'tree')} of the client, "
         f"{len(seen.before)} received before; {brief(seen.model.objective or 'objective unknown')}"

@@ -38,11 +38,7 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
         super().__init__(**given, max_help_position=NAMES, width=_columns())
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(
-            text,
-            width,
-            break_on_hyphens=False,
-        )  # --an-option stays whole
+        return textwrap.wrap(text, width, break_on_hyphens=False)  # --an-option stays whole
 
 
 def overview(known: Mapping[str, tuple[type, str]]) -> str:
@@ -54,7 +50,12 @@ def overview(known: Mapping[str, tuple[type, str]]) -> str:
     return _page("leakbound COMMAND [OPTIONS]", [about], said | {"Start here": START})
 
 
-def help_of(verb: str, options: type, *, all_options: bool = False) -> str:
+def help_of(
+    verb: str,
+    options: type,
+    *,
+    all_options: bool = False,
+) -> str:
     """What `leakbound VERB --help` prints, or `--help-all`: also rare options, and full texts."""
     known = arguments(options)
     positional = [
@@ -89,7 +90,11 @@ def summary(options: type) -> list[str]:
     ]
 
 
-def _page(usage: str, about: Iterable[str], groups: Mapping[str, Rows]) -> str:
+def _page(
+    usage: str,
+    about: Iterable[str],
+    groups: Mapping[str, Rows],
+) -> str:
     page = argparse.ArgumentParser(
         usage=usage,
         description="\n\n".join(about),

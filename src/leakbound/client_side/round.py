@@ -135,7 +135,12 @@ class ClientRound:
         self._check_grid(update, change if is_change else self.task.parameters, step)
         return update, ready, self.task.unflatten(change if is_change else weights)
 
-    def _check_grid(self, update: Update, sizes: Tensor, step: float) -> None:
+    def _check_grid(
+        self,
+        update: Update,
+        sizes: Tensor,
+        step: float,
+    ) -> None:
         """Reject noise finer than the grid of the sent values: rounding would remove it.
 
         `sizes` (P,) are what is sent (or close to it), and `step` the relative step of its type.
@@ -169,7 +174,12 @@ class ClientRound:
             return None
         return self._state, links
 
-    def _edited(self, ready: Chain, row: Tensor, tapped: Tapped) -> Update:
+    def _edited(
+        self,
+        ready: Chain,
+        row: Tensor,
+        tapped: Tapped,
+    ) -> Update:
         context = None
         for link in ready.links:
             if context is None and link.uses_context:

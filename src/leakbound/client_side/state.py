@@ -28,7 +28,11 @@ def packed(value: Any) -> tuple[str, dict[str, Tensor]]:
     return json.dumps(_plain(value, tensors)), tensors
 
 
-def unpacked(text: str, tensors: Mapping[str, Tensor], defense: Chain) -> Any:
+def unpacked(
+    text: str,
+    tensors: Mapping[str, Tensor],
+    defense: Chain,
+) -> Any:
     """The state that was packed.
 
     Only dataclasses that the modules of the defense's own links define are restored.

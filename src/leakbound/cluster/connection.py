@@ -94,7 +94,11 @@ def _connect(
         ) from None
 
 
-def _start_here(ray: Any, cpus: int, folder: str) -> None:
+def _start_here(
+    ray: Any,
+    cpus: int,
+    folder: str,
+) -> None:
     """Start a Ray whose processes listen only on the loopback and require its secret."""
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with _loopback(), environment(MORTAL | secret):

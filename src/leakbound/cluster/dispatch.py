@@ -83,7 +83,9 @@ def dispatch(
 
 
 def _next(
-    waiting: deque[Unit], suspects: deque[Unit], held: dict[int, deque[Unit]]
+    waiting: deque[Unit],
+    suspects: deque[Unit],
+    held: dict[int, deque[Unit]],
 ) -> Iterator[tuple[int, Unit]]:
     """The next assignment: idle workers first; one ahead while many wait; suspects alone at the
     end.

@@ -97,7 +97,12 @@ class Actors:
         self._starting[begun] = self._born
         self._born += 1
 
-    def _bury(self, worker: int, starting: bool, error: Exception) -> Died:
+    def _bury(
+        self,
+        worker: int,
+        starting: bool,
+        error: Exception,
+    ) -> Died:
         """Replace a worker that died; its other answers will not come."""
         self._stillborn += starting
         if self._stillborn >= STARTS:

@@ -68,15 +68,7 @@ def dirichlet(
     _enough(len(labels), clients, least)
     groups = _groups(labels)
     # By NumPy: `torch.distributions.Dirichlet` takes no generator.
-    draws = np.random.default_rng(
-        int(
-            torch.randint(
-                2**63 - 1,
-                (1,),
-                generator=generator,
-            )
-        )
-    )
+    draws = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
     alpha = np.full(clients, float(concentration))
     for _ in range(_TRIES):
         owner = torch.empty_like(labels)
@@ -107,7 +99,11 @@ def equal(
     return [part.sort().values for part in permutation(count, generator).tensor_split(clients)]
 
 
-def _enough(count: int, clients: int, least: int) -> None:
+def _enough(
+    count: int,
+    clients: int,
+    least: int,
+) -> None:
     check.count(clients=clients)
     if clients * least > count:
         raise ValueError(

@@ -80,7 +80,11 @@ def _read(path: Path, dimensions: int) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
 
 
-def _check_size(path: Path, shape: tuple[int, ...], held: int) -> None:
+def _check_size(
+    path: Path,
+    shape: tuple[int, ...],
+    held: int,
+) -> None:
     size = math.prod(shape)
     if held != size:
         raise ValueError(
@@ -89,7 +93,11 @@ def _check_size(path: Path, shape: tuple[int, ...], held: int) -> None:
         )
 
 
-def _header(stream: Stream, path: Path, dimensions: int) -> tuple[int, ...]:
+def _header(
+    stream: Stream,
+    path: Path,
+    dimensions: int,
+) -> tuple[int, ...]:
     head = take(stream, 4 + 4 * dimensions)
     if head[:4] != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
         raise ValueError(

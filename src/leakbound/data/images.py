@@ -144,7 +144,11 @@ def _raised(error: OSError) -> None:
     raise error
 
 
-def _opened(file: Path, root: Path, name: str) -> BinaryIO:
+def _opened(
+    file: Path,
+    root: Path,
+    name: str,
+) -> BinaryIO:
     """The file, if it is no link that leaves the folder `root`."""
     target = Path(os.path.realpath(file))  # of a link to itself, too
     if not target.is_relative_to(root):

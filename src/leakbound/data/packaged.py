@@ -166,15 +166,13 @@ def german(options: Options) -> Raw:
     return read_table(path, replace(draft, columns=tuple(columns)), options)
 
 
-def _csv(package: str, file: str, side: int) -> tuple[Tensor, Tensor]:
+def _csv(
+    package: str,
+    file: str,
+    side: int,
+) -> tuple[Tensor, Tensor]:
     with gzip.open(_packaged(package, file), "rt", encoding="ascii") as stream:
-        rows = torch.from_numpy(
-            np.loadtxt(
-                stream,
-                delimiter=",",
-                dtype=np.uint8,
-            )
-        )
+        rows = torch.from_numpy(np.loadtxt(stream, delimiter=",", dtype=np.uint8))
     return rows[:, :-1].reshape(-1, 1, side, side), rows[:, -1].long()
 
 

@@ -78,11 +78,7 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
     # Excel writes a byte order mark; line ends must stay, as `csv` reads those in quotes itself.
     with (
         files.opened(path) as raw,
-        TextIOWrapper(
-            raw,
-            "utf-8-sig",
-            newline="",
-        ) as text,
+        TextIOWrapper(raw, "utf-8-sig", newline="") as text,
     ):
         lines = _Lines(text)
         # An error that comes before the true reader exists asks for its line.
@@ -207,13 +203,7 @@ def _blocks(
         if len(rows) == size or lines.taken - begun > _LONGEST:
             yield RowBlock(
                 numbers,
-                dict(
-                    zip(
-                        names,
-                        zip(*rows, strict=True),
-                        strict=True,
-                    )
-                ),
+                dict(zip(names, zip(*rows, strict=True), strict=True)),
                 done(),
             )
             rows = []
@@ -223,13 +213,7 @@ def _blocks(
     if rows:
         yield RowBlock(
             numbers,
-            dict(
-                zip(
-                    names,
-                    zip(*rows, strict=True),
-                    strict=True,
-                )
-            ),
+            dict(zip(names, zip(*rows, strict=True), strict=True)),
             done(),
         )
     elif not seen:
@@ -309,13 +293,7 @@ def _parquet(path: Path) -> Rows:
                 at = at + batch.num_rows
                 yield RowBlock(
                     lines,
-                    dict(
-                        zip(
-                            names,
-                            texts,
-                            strict=True,
-                        )
-                    ),
+                    dict(zip(names, texts, strict=True)),
                     at,
                     "row",
                 )

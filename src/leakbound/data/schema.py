@@ -113,11 +113,7 @@ class Schema:
     delimiter: str = ","
     target_decimal: str = "."
     target_unit: str = ""
-    notes: Mapping[str, str] = field(
-        default_factory=dict,
-        compare=False,
-        repr=False,
-    )
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [column.name for column in TableDomain(self.columns).columns]
@@ -373,13 +369,7 @@ class _Seen:
         reading = self.choice.reading
         if reading is None or reading.format or not self.whole or self.texts:
             return ()
-        numbers = dict(
-            zip(
-                known,
-                reading.read([*known]).tolist(),
-                strict=True,
-            )
-        )
+        numbers = dict(zip(known, reading.read([*known]).tolist(), strict=True))
         return tuple(sorted(known, key=numbers.__getitem__)) if 1 < len(known) <= FEW else ()
 
     @property

@@ -336,7 +336,11 @@ def _named(source: str) -> tuple[Source, tuple[Path, ...]]:
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
 
-def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
+def _dataset(
+    source: str,
+    raw: Raw,
+    options: Options,
+) -> Dataset:
     kept = slice(options.limit)
     inputs = raw.inputs[kept]
     whole = raw.columns or raw.words or inputs.ndim < 4  # only images have a size and channels

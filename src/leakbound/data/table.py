@@ -25,7 +25,11 @@ SUFFIXES = (".csv", ".tsv", *rows.PARQUET)
 Array = NDArray[Any]
 
 
-def read_table(path: Path, schema: Schema, options: Options) -> Raw:
+def read_table(
+    path: Path,
+    schema: Schema,
+    options: Options,
+) -> Raw:
     """The rows (N, n) of a table in the units of the model's input, and their labels (N,).
 
     A NumPy archive holds one array (N,) for each column and the label, or `inputs` (N, m) and
@@ -55,7 +59,11 @@ def _check_names(names: Sequence[str], schema: Schema) -> None:
             )
 
 
-def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
+def _filled(
+    table: rows.Rows,
+    schema: Schema,
+    limit: int | None,
+) -> Raw:
     """The tensors: their memory is checked against the number of rows before it is taken."""
     domain = TableDomain(schema.columns)
     width = domain.shape[0]
@@ -149,7 +157,11 @@ def _put(
         part[:, 1] = gone
 
 
-def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
+def _read(
+    block: rows.RowBlock,
+    column: Column,
+    count: int,
+) -> Array:
     """The first values of a column as float64: numbers, or numbers of levels; NaN if missing."""
     texts = block.values[column.name][:count]
     low, high = (0, len(column.levels) - 1) if column.categorical else (column.low, column.high)

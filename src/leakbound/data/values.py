@@ -304,7 +304,11 @@ def _is_unit(text: str) -> bool:
 
 
 @lru_cache(_KNOWN)
-def _day(text: str, form: str, centuries_back: int = 0) -> float:
+def _day(
+    text: str,
+    form: str,
+    centuries_back: int = 0,
+) -> float:
     """The day since 1970 that a date in this format names; NaN if it is none."""
     try:
         date = datetime.strptime(_TIME.sub("", plain(text)), form).date()

@@ -82,7 +82,11 @@ def with_rms(ratio: Tensor, noise_std: float) -> Tensor:
     return ratio * (noise_std**2 / ratio.mean())
 
 
-def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
+def with_utility(
+    ratio: Tensor,
+    g2: Tensor,
+    utility_std: float,
+) -> Tensor:
     """Variances in proportion to `ratio` whose U2 is that of equal noise, utility_std² Σ g².
 
     If the gradient is zero no noise costs anything, and the RMS noise is `utility_std`.

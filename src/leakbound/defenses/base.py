@@ -213,11 +213,7 @@ class Defense:
         return f"{type(self).__name__}({inner})"
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class Resolved(Defense):
     """The result of `resolve` for one model; it has the attributes of its settings.
 
@@ -256,11 +252,7 @@ for _name in Defense.__annotations__:  # every class attribute of a defense, and
     setattr(Resolved, _name, property(attrgetter(f"settings.{_name}")))
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class Chain(Defense):
     """Several defenses in order; itself a defense. Build it with `chain`."""
 

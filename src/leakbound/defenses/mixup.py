@@ -88,11 +88,7 @@ class Mixup(Defense):
         raise ValueError(f"{self!r} does not know the batch's size; use resolve(task, examples)")
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class FixedMixup(Resolved):
     """`Mixup` for batches of at most `examples`."""
 
@@ -111,13 +107,7 @@ class FixedMixup(Resolved):
                 betaincinv(
                     alpha,
                     alpha,
-                    float(
-                        uniform(
-                            (1,),
-                            source,
-                            like=like,
-                        )
-                    ),
+                    float(uniform((1,), source, like=like)),
                 )
             )
             share = max(drawn, 1 - drawn)  # s with an order mixes as 1 - s with its inverse
@@ -142,7 +132,11 @@ class FixedMixup(Resolved):
         return _mixing(task, _Average(squares / own), _Average(own))
 
 
-def mixed(task: Task, share: float, keys: Tensor) -> Task:
+def mixed(
+    task: Task,
+    share: float,
+    keys: Tensor,
+) -> Task:
     """The task that mixes every batch by a given draw, differentiable in inputs and soft labels.
 
     A batch of B examples is mixed with itself in the order argsort(keys[:B]), keys (n,), n >= B.
@@ -212,7 +206,11 @@ def _mixing(
     return replace(task, model=model, loss=loss)
 
 
-def _check_mixable(link: Defense, plan: LocalPlan, examples: int) -> None:
+def _check_mixable(
+    link: Defense,
+    plan: LocalPlan,
+    examples: int,
+) -> None:
     """Every minibatch has at least two examples."""
     size = plan.batch_size or examples
     # The last minibatch has what is left.

@@ -88,11 +88,7 @@ class _Local(Defense):
         task = context.task
         given = task, batch.inputs, batch.labels
         return 1, self._decided(
-            sensitivity(
-                *given,
-                source,
-                directions=self.directions,
-            ),
+            sensitivity(*given, source, directions=self.directions),
             task,
         )
 
@@ -300,11 +296,7 @@ class OptimalNoise(_Noise):
         )
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class FixedNoise(Resolved):
     """`OptimalNoise` for one model: noise with a public covariance."""
 
@@ -387,7 +379,12 @@ class LocalOptimalNoise(_Local, _Noise):
         gradient, changes = moved(task, inputs, labels, directions)
         return self._variances(changes.square().mean(0), gradient, task)
 
-    def _variances(self, s: Tensor, g: Tensor, task: Task) -> Tensor:
+    def _variances(
+        self,
+        s: Tensor,
+        g: Tensor,
+        task: Task,
+    ) -> Tensor:
         if self.clamp is not None:
             # A clamped coordinate does not change with the input.
             s = s * (g.abs() < self.clamp)
@@ -433,12 +430,7 @@ class _SentCoordinates:
         mask = self.mask.expand_as(rows).clone()
         if 0 < self.chance < 1:
             like = torch.zeros((), device=rows.device)
-            mask[:, self.between] = bernoulli(
-                (len(rows),),
-                self.chance,
-                source,
-                like=like,
-            )
+            mask[:, self.between] = bernoulli((len(rows),), self.chance, source, like=like)
         elif self.chance == 1:
             mask[:, self.between] = True
         return mask
@@ -536,11 +528,7 @@ class OptimalPruning(_Pruning):
         )
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class FixedPruning(Resolved):
     """`OptimalPruning` for one model: a public mask."""
 

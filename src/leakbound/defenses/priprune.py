@@ -213,16 +213,8 @@ class PriPrune(Withholding):
         for part in blocks(kept.spans):
             size, move = spare[:, : part.stop - part.start]
             torch.mul(second[part], unbias[1], out=size).sqrt_().add_(floor)
-            torch.mul(
-                first[part],
-                unbias[0] * self.mask_rate,
-                out=move,
-            ).div_(size)
-            torch.sub(
-                belief.logits[part],
-                move,
-                out=logits[part],
-            ).clamp_(-edge, edge)
+            torch.mul(first[part], unbias[0] * self.mask_rate, out=move).div_(size)
+            torch.sub(belief.logits[part], move, out=logits[part]).clamp_(-edge, edge)
         return replace(
             belief,
             logits=logits,
@@ -253,11 +245,7 @@ class PriPrune(Withholding):
             for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
                 torch.sigmoid(belief.logits[part], out=alpha)
-                torch.sub(
-                    one,
-                    alpha,
-                    out=against,
-                )  # d log alpha / d a; times alpha: d alpha / d a
+                torch.sub(one, alpha, out=against)  # d log alpha / d a; times alpha: d alpha / d a
                 torch.mul(alpha, price, out=total).mul_(against)
                 layer.shares(change, kept, part, share)
                 if self.form == "linear":

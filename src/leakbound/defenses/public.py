@@ -203,7 +203,11 @@ def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
         yield example_changes(task, inputs, labels, directions)
 
 
-def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
+def _by_layer(
+    settings: PublicShape,
+    task: Task,
+    s: Tensor,
+) -> Structured:
     """About A^(1/2) within each layer, with A = E[J Jᵀ] taken as a Kronecker product.
 
     The gradient of a weight matrix is a sum of outer products, so rows and columns have separate
@@ -260,7 +264,11 @@ def _root(moment: Tensor) -> Tensor:
     return root.to(moment)
 
 
-def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
+def _low_rank(
+    settings: PublicShape,
+    task: Task,
+    s: Tensor,
+) -> Structured:
     """About A^(1/2), A = E[J Jᵀ], by its leading directions; the rest stays on the diagonal.
 
     One half of the public images gives the directions, the other half the moments along them. The

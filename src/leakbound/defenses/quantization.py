@@ -130,11 +130,7 @@ class Quantization(Defense):
         raise ValueError(f"{self!r} does not know the model's tensors; use resolve(task, examples)")
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class FixedQuantization(Resolved):
     """`Quantization` for one model, whose tensors lie at `spans` within a row."""
 

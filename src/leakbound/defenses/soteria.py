@@ -110,7 +110,11 @@ def defended_layer(task: Task, layer: str | None = None) -> str:
     return behind[0]
 
 
-def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
+def representation(
+    task: Task,
+    inputs: Tensor,
+    layer: str,
+) -> Tensor:
     """The input (B, F) of a layer for inputs (B, *S), differentiable."""
     entering = layer_inputs(task, inputs, [layer])[layer]
     if entering.ndim != 2:
@@ -121,7 +125,11 @@ def representation(task: Task, inputs: Tensor, layer: str) -> Tensor:
     return entering
 
 
-def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
+def distances(
+    task: Task,
+    inputs: Tensor,
+    layer: str,
+) -> Tensor:
     """|r_i| / ||dr_i/dx||, (B, F): the input's first-order distance to a zero feature i.
 
     It is 0 if the feature is 0, and infinite if it is not 0 and does not depend on the input.

@@ -131,11 +131,7 @@ class Color(Whiten):
         return astuple(self)
 
 
-@dataclass(
-    frozen=True,
-    repr=False,
-    eq=False,
-)
+@dataclass(frozen=True, repr=False, eq=False)
 class FixedMap(Resolved):
     """`Whiten` or `Color` for one model."""
 

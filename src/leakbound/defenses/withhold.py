@@ -89,22 +89,12 @@ class Withholding(Defense):
             if own is not None and not torch.equal(kept.exists, exists):
                 # a weight that the model lacked in the last round has only the server's value
                 own = torch.where(kept.exists, own, server)
-            kept = replace(
-                kept,
-                exists=exists,
-                weights=own,
-                pruned=task.kept,
-            )
+            kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
         kept, start = self._start(kept, server, source)
         if task.kept is not None:
             start = start * task.kept
         rate = task.plan.learning_rate
-        return task.with_parameters(start), replace(
-            kept,
-            server=server,
-            start=start,
-            rate=rate,
-        )
+        return task.with_parameters(start), replace(kept, server=server, start=start, rate=rate)
 
     def _start(
         self,

@@ -346,7 +346,11 @@ def _recorded(
     inputs: dict[str, list[Tensor]] = {name: [] for name in known}
 
     def note(name: str) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+        def hook(
+            _: nn.Module,
+            args: Any,
+            kwargs: Any,
+        ) -> None:
             # A copy: a model may write to its codes.
             inputs[name].append((args[0] if args else kwargs["input"]).clone())
 
@@ -385,15 +389,7 @@ def _looks(
     for values in seen.reshape(count, -1).cpu().T:
         alone = values[:-TRIALS]
         changed = (alone[1:] != alone[0]).tolist()
-        columns = {
-            k
-            for (k, _), is_changed in zip(
-                changes,
-                changed,
-                strict=True,
-            )
-            if is_changed
-        }
+        columns = {k for (k, _), is_changed in zip(changes, changed, strict=True) if is_changed}
         look = _Look(alone[:1])
         expected = alone[:1].expand(TRIALS)
         for k in columns:

@@ -254,12 +254,7 @@ class NumberDomain:
         """The lowest value, the middle and the highest everywhere."""
         low, high = self.input_range
         return tuple(
-            torch.full(
-                self.shape,
-                v,
-                dtype=self.dtype,
-            )
-            for v in (low, (low + high) / 2, high)
+            torch.full(self.shape, v, dtype=self.dtype) for v in (low, (low + high) / 2, high)
         )
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -434,7 +429,12 @@ class PartsDomain(ABC):
     def coded(self, x: Tensor) -> Tensor:
         """See `Domain.coded`."""
 
-    def misses(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def misses(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale: float = 1.0,
+    ) -> Tensor:
         """(..., parts) whether parts differ between examples a and b, which broadcast: (..., n)."""
         # Written so that NaN differs from everything.
         return ~((self.coded(a) - self.coded(b)).abs() <= scale)
@@ -443,7 +443,12 @@ class PartsDomain(ABC):
         """(N,) number of parts that differ between paired examples, float64 on the CPU."""
         return self.misses(a, b).sum(-1).double()
 
-    def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distances(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale: float = 1.0,
+    ) -> Tensor:
         """(A, B) number of parts that differ between every example of a and of b, float64."""
         left = self.coded(a)
         right = self.coded(b)

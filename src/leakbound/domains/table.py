@@ -287,13 +287,7 @@ class TableDomain(PartsDomain):
             unit = column.unit_length
             typical = column.origin + unit * middle
             # A column with one value has spread 0, which `Column` refuses.
-            columns.append(
-                replace(
-                    column,
-                    typical=typical,
-                    spread=unit * spread or None,
-                )
-            )
+            columns.append(replace(column, typical=typical, spread=unit * spread or None))
         return replace(self, columns=tuple(columns))
 
     def project(self, x: Tensor) -> Tensor:
@@ -385,11 +379,7 @@ class TableDomain(PartsDomain):
             (column.name, level): share
             for column, start, stop in self.placed
             if column.categorical
-            for level, share in zip(
-                column.names,
-                shares[start:stop],
-                strict=False,
-            )
+            for level, share in zip(column.names, shares[start:stop], strict=False)
         }
 
     @property

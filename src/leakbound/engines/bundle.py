@@ -170,16 +170,7 @@ def _build(task: Task, layer: Layer) -> Build:
 
 def _plain(rule: Callable[..., Rule], **options: Any) -> Build:
     """A rule of a layer without weights."""
-    return lambda _, __, moving: rule(
-        Given(
-            (),
-            (),
-            (),
-            moving,
-            curved=False,
-        ),
-        **options,
-    )
+    return lambda _, __, moving: rule(Given((), (), (), moving, curved=False), **options)
 
 
 Place = tuple[int, Pair, bool]
@@ -218,7 +209,12 @@ class _Weighted(Rule):
         self.weight, self.bias = weights
         self.kept: dict[str, Tensor] = {}
 
-    def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def buffer(
+        self,
+        name: str,
+        shape: Sequence[int],
+        like: Tensor,
+    ) -> Tensor:
         found = self.kept.get(name)
         if found is None or found.shape != tuple(shape):
             # Zeroed once: the border of a padded image is never written afterwards.
@@ -320,14 +316,7 @@ class BundledConvolution(_Weighted):
 
     def _border(self) -> Shape:
         number, channels, size, *sides = self.given
-        high, wide = (
-            side + 2 * pad
-            for side, pad in zip(
-                sides,
-                self.padding,
-                strict=True,
-            )
-        )
+        high, wide = (side + 2 * pad for side, pad in zip(sides, self.padding, strict=True))
         return (number, channels, size, high, wide)
 
     def _inside(self, bordered: Tensor) -> Tensor:
@@ -411,14 +400,7 @@ class BundledMaxPool(Rule):
     def tangent(self, da: Tensor | None) -> Tensor | None:
         if da is None:
             return None
-        high, wide = (
-            side // k
-            for side, k in zip(
-                self.given[3:],
-                self.kernel,
-                strict=True,
-            )
-        )
+        high, wide = (side // k for side, k in zip(self.given[3:], self.kernel, strict=True))
         return da.flatten(3).gather(3, self.where).view(*self.given[:3], high, wide)
 
 
@@ -512,7 +494,11 @@ def product(
     return torch.baddbmm(added, left, right, out=into)
 
 
-def more(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def more(
+    total: Tensor,
+    left: Tensor,
+    right: Tensor,
+) -> Tensor:
     """Add another product to a total (N, m, n), in place."""
     if total.shape[2] != 1:
         return total.baddbmm_(left, right)

@@ -155,12 +155,7 @@ def _sequence(task: Task, shape: Shape) -> Layers:
     pairs = zip(parts, layers, strict=True)
     kept = [(name, layer) for (name, _), layer in pairs if layer.kind is not Kind.IDENTITY]
     return tuple(
-        replace(
-            layer,
-            name=name,
-            sources=(at,),
-            output=at + 1,
-        )
+        replace(layer, name=name, sources=(at,), output=at + 1)
         for at, (name, layer) in enumerate(kept)
     )
 
@@ -207,7 +202,11 @@ def _example(shape: Sequence[Any]) -> Shape:
     return tuple(side for side in shape[1:] if isinstance(side, int))
 
 
-def _known(call: Call, found: Recording, uses: Counter[int]) -> Known | None:
+def _known(
+    call: Call,
+    found: Recording,
+    uses: Counter[int],
+) -> Known | None:
     """The kind of a call, if it has one: its arguments are numbers of sources then."""
     make = _FUNCTIONS.get(call.function)
     if make is None or call.part is not None:
@@ -276,7 +275,11 @@ def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], Known]], _M
     """A reader of a call from its arguments by name, with PyTorch's defaults."""
 
     def decorate(make: Callable[[Call, dict[str, Any]], Known]) -> _Maker:
-        def of(call: Call, *given: Any, **options: Any) -> Known:
+        def of(
+            call: Call,
+            *given: Any,
+            **options: Any,
+        ) -> Known:
             named = dict(zip(names.split(), given, strict=False)) | options
             return make(call, _DEFAULTS | named)
 
@@ -313,7 +316,11 @@ def _group_norm(_: Call, at: dict[str, Any]) -> Known:
     return Known(Kind.GROUP_NORM, options, (at["input"],), (at["weight"], at["bias"]))
 
 
-def _sum(_: Call, input: Any, other: Any) -> Known:
+def _sum(
+    _: Call,
+    input: Any,
+    other: Any,
+) -> Known:
     return Known(Kind.SUM, {}, (input, other))
 
 
@@ -381,7 +388,11 @@ def _pool(make: Any) -> Callable[..., Known | None]:
     return of
 
 
-def _product(_: Call, input: Any, other: Any) -> Known:
+def _product(
+    _: Call,
+    input: Any,
+    other: Any,
+) -> Known:
     if not isinstance(input, Slot):
         input, other = other, input
     if isinstance(other, int | float):
@@ -389,19 +400,31 @@ def _product(_: Call, input: Any, other: Any) -> Known:
     return Known(Kind.PRODUCT, {}, (input, other))
 
 
-def _quotient(_: Call, input: Any, other: Any) -> Known | None:
+def _quotient(
+    _: Call,
+    input: Any,
+    other: Any,
+) -> Known | None:
     number = isinstance(other, int | float) and bool(other)
     return Known(Kind.SCALE, {"factor": 1 / other}, (input,)) if number else None
 
 
-def _matrix_product(call: Call, input: Any, other: Any) -> Known | None:
+def _matrix_product(
+    call: Call,
+    input: Any,
+    other: Any,
+) -> Known | None:
     one, two = (call.shapes[own.at] for own in (input, other))
     # `torch.bmm`, which the rule calls, does not broadcast.
     stacks = len(one) == len(two) > 2 and one[:-2] == two[:-2]
     return Known(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None
 
 
-def _permute(call: Call, input: Any, *dims: Any) -> Known | None:
+def _permute(
+    call: Call,
+    input: Any,
+    *dims: Any,
+) -> Known | None:
     order = dims[0] if len(dims) == 1 else dims
     sides = len(call.before)
     return Known(Kind.PERMUTE, {"order": tuple(d % sides for d in order)}, (input,))

@@ -258,14 +258,7 @@ class PackedRule(ConvolutionRule):
         # The transpose of a convolution of stride 1 is a convolution with the kernel turned around,
         # so it can be packed too. It must not need a negative padding.
         if list(stride) == [1, 1]:
-            reach = [
-                d * (k - 1)
-                for d, k in zip(
-                    dilation,
-                    weight.shape[2:],
-                    strict=True,
-                )
-            ]
+            reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
             margin = [r - p for r, p in zip(reach, padding, strict=True)]
             if min(margin) >= 0:
                 turned = weight.flip(2, 3).transpose(0, 1).contiguous()
@@ -320,12 +313,20 @@ class PackedRule(ConvolutionRule):
         return self.pulled(delta)
 
 
-def _few(x: Tensor, inner: int, places: int) -> bool:
+def _few(
+    x: Tensor,
+    inner: int,
+    places: int,
+) -> bool:
     """Whether products with columns are faster, for these weights per output channel and values."""
     return inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
 
 
-def _product(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(
+    columns: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
     if bias is None:
         return columns.t().mm(weight.t())
     return torch.addmm(bias, columns.t(), weight.t())

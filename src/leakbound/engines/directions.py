@@ -36,14 +36,7 @@ class RandomDirections:
         for start in range(0, self.repetitions, together):
             count = min(together, self.repetitions - start)
             # Each draw covers the whole batch, so directions do not depend on the memory limit.
-            each = [
-                normal(
-                    self.inputs.shape,
-                    self.source,
-                    like=self.inputs,
-                )
-                for _ in range(count)
-            ]
+            each = [normal(self.inputs.shape, self.source, like=self.inputs) for _ in range(count)]
             drawn = torch.stack(each)
             for at in range(0, size, few):
                 part = slice(at, min(at + few, size))
@@ -77,6 +70,10 @@ def copied(step: int, examples: int) -> int:
     return max(1, min(step, TOGETHER) // examples)
 
 
-def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:
+def fitting(
+    elements: int,
+    like: Tensor,
+    limit: int = BYTES,
+) -> int:
     """How many pairs of `elements` numbers fit the limit in bytes; at least 1."""
     return max(1, limit // (elements * like.element_size()))

@@ -83,7 +83,11 @@ def _only_library(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _follows(task: Task, passes: Passes, inputs: Tensor) -> bool:
+def _follows(
+    task: Task,
+    passes: Passes,
+    inputs: Tensor,
+) -> bool:
     """Whether the layers still give the model's outputs, up to rounding."""
     wanted = client.forward(task, inputs)
     output = passes.forward(inputs)
@@ -117,15 +121,15 @@ def _plan(task: Task, shape: Shape) -> Layers | None:
 
 
 @torch.enable_grad()
-def _agrees(task: Task, layers: Layers, shape: Shape) -> bool:
+def _agrees(
+    task: Task,
+    layers: Layers,
+    shape: Shape,
+) -> bool:
     """Whether rows are examples in every layer, and the sums over them are autograd's."""
     source = torch.Generator().manual_seed(0)
     for size in (2, 3):  # another dimension of an input cannot have both
-        inputs = normal(
-            (size, *shape),
-            source,
-            like=task.parameters,
-        ).requires_grad_()
+        inputs = normal((size, *shape), source, like=task.parameters).requires_grad_()
         labels = torch.zeros(size, dtype=torch.long, device=inputs.device)
         gradient = client.gradient(task, inputs, labels)
         cotangent = normal(gradient.shape, source, like=gradient)

@@ -15,7 +15,12 @@ class CrossEntropy:
     Rows (M, K) may belong to several batches, as each row is independent of the others.
     """
 
-    def __init__(self, logits: Tensor, labels: Tensor, size: int) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        size: int,
+    ) -> None:
         self.chances = torch.softmax(logits, -1)
         self.size = size
         self.mass: Tensor | None = None
@@ -95,18 +100,19 @@ class _Elementwise:
 class _Traced:
     """Any twice differentiable loss, by differentiating its gradient."""
 
-    def __init__(self, loss: Loss, logits: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        logits: Tensor,
+        labels: Tensor,
+    ) -> None:
         with torch.enable_grad():
             self.logits = logits.detach().requires_grad_()
             self.labels = labels.detach()
             if labels.is_floating_point():
                 self.labels.requires_grad_()
             value = loss(self.logits, self.labels)
-            (self.slopes,) = torch.autograd.grad(
-                value,
-                self.logits,
-                create_graph=True,
-            )
+            (self.slopes,) = torch.autograd.grad(value, self.logits, create_graph=True)
         self.deltas = self.slopes.detach()
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +155,11 @@ def head(
     return _Traced(loss, logits, labels)
 
 
-def example_deltas(loss: Loss, output: Tensor, labels: Tensor) -> Tensor:
+def example_deltas(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """The derivative (n, K) of every example's own loss by its output."""
     if _classes_alone(loss, output, labels):
         return torch.softmax(output, 1) - nn.functional.one_hot(labels.long(), output.shape[1])
@@ -174,19 +184,14 @@ def example_delta_changes(
     # Of sums: with a cotangent, PyTorch imports sympy to compare the shapes.
     with torch.enable_grad():
         sums = [(delta * way).sum() for way in moved]
-    return torch.stack(
-        [
-            torch.autograd.grad(
-                one,
-                leaf,
-                retain_graph=True,
-            )[0]
-            for one in sums
-        ]
-    )
+    return torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in sums])
 
 
-def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
+def _classes_alone(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+) -> bool:
     """Cross-entropy of class numbers, none of them ignored."""
     whole = labels.ndim == 1 and not labels.is_floating_point() and output.ndim == 2
     return named(loss).name == "cross_entropy" and whole and bool((labels >= 0).all())

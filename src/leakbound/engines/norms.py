@@ -187,7 +187,10 @@ class NormRule(Rule):
         raise NotImplementedError
 
     def _back(
-        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+        self,
+        delta: Tensor,
+        weight: Tensor | None,
+        mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
         raise NotImplementedError
 
@@ -204,7 +207,12 @@ class NormRule(Rule):
 class GroupNormRule(NormRule):
     """Each set is a group of channels of one example."""
 
-    def __init__(self, given: Given, groups: int, eps: float) -> None:
+    def __init__(
+        self,
+        given: Given,
+        groups: int,
+        eps: float,
+    ) -> None:
         super().__init__(given, eps)
         self.groups = groups
 
@@ -220,7 +228,10 @@ class GroupNormRule(NormRule):
         return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
 
     def _back(
-        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+        self,
+        delta: Tensor,
+        weight: Tensor | None,
+        mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
         return _group_norm_backward(delta, self.x, self.mean, self.rate, weight, *self.sizes, mask)
 
@@ -269,7 +280,10 @@ class LayerNormRule(NormRule):
         return _layer_norm(self.x, self.shape, weight, bias, self.eps)
 
     def _back(
-        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+        self,
+        delta: Tensor,
+        weight: Tensor | None,
+        mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
         given = (self.x, self.shape, self.mean, self.rate, weight, self.bias, mask)
         return _layer_norm_backward(delta, *given)
@@ -298,7 +312,10 @@ class BatchNormRule(NormRule):
         return _batch_norm(self.x, weight, bias, None, None, True, 0.0, self.eps)
 
     def _back(
-        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+        self,
+        delta: Tensor,
+        weight: Tensor | None,
+        mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
         given = (weight, None, None, self.mean, self.rate, True, self.eps, mask)
         return _batch_norm_backward(delta, self.x, *given)

@@ -161,7 +161,11 @@ _PATHS: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Path | str]]] = WeakKe
 """By model, then by layer and shape: the buffers that the path was traced with, and the path."""
 
 
-def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
+def path_to(
+    task: Task,
+    shape: Sequence[int],
+    name: str,
+) -> Path:
     """The path from an example (*S) to the layer `name`, in every mode of the model.
 
     Raises:
@@ -182,7 +186,11 @@ def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
     return found
 
 
-def unlike(task: Task, shape: Sequence[int], name: str) -> str | None:
+def unlike(
+    task: Task,
+    shape: Sequence[int],
+    name: str,
+) -> str | None:
     """Why what the layer `name` got may differ from the flattened example (*S); None: it is it."""
     try:
         if path_to(task, shape, name).plain:
@@ -192,7 +200,11 @@ def unlike(task: Task, shape: Sequence[int], name: str) -> str | None:
         return f"{LAYER}: {reason}"
 
 
-def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
+def _path_to(
+    task: Task,
+    shape: tuple[int, ...],
+    name: str,
+) -> Path:
     layer = task.model.get_submodule(name)
     if type(layer).forward not in _FORWARDS or "forward" in vars(layer):
         raise NoPath("the layer computes something else than a layer of its kind")
@@ -325,11 +337,7 @@ def _probes(
         drawn = task.domain.start(count, source).to(task.parameters.device)
         return drawn.to(task.parameters) if drawn.is_floating_point() else drawn
     low, high = task.input_range
-    return low + (high - low) * uniform(
-        (count, *shape),
-        source,
-        like=task.parameters,
-    )
+    return low + (high - low) * uniform((count, *shape), source, like=task.parameters)
 
 
 def _tensors(task: Task) -> dict[str, Tensor]:
@@ -647,7 +655,11 @@ def _place(tensor: Tensor) -> _Place:
         return _memory(tensor), int(tensor.storage_offset()), shape, stride
 
 
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _written(
+    func: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Iterator[Tensor]:
     """The arguments that an operation writes to."""
     for at, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

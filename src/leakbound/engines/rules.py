@@ -596,15 +596,7 @@ class CurvedCallRule(StraightCallRule):
         self.pairs = []
         if all(x is None for x in xs) or not self.value.requires_grad:
             return None
-        changes = [
-            x
-            for x, own in zip(
-                xs,
-                self.sources,
-                strict=True,
-            )
-            if own.requires_grad
-        ]
+        changes = [x for x, own in zip(xs, self.sources, strict=True) if own.requires_grad]
         pairs = zip(self.slopes, changes, strict=True)
         self.pairs = [(s, x) for s, x in pairs if x is not None and s.requires_grad]
         if not self.pairs:
@@ -701,7 +693,11 @@ class Passes:
         return torch.zeros_like(self.values[layer.output]) if found is None else found
 
 
-def _spread(deltas: list[Any], sources: tuple[int, ...], back: Back) -> None:
+def _spread(
+    deltas: list[Any],
+    sources: tuple[int, ...],
+    back: Back,
+) -> None:
     parts = back if isinstance(back, tuple) else (back,) * len(sources)
     for source, own in zip(sources, parts, strict=True):
         before = deltas[source]

@@ -181,18 +181,18 @@ def _squares(
 
 
 @torch.no_grad()
-def _is_mean(task: Task, inputs: Tensor, labels: Tensor) -> bool:
+def _is_mean(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> bool:
     """Whether the batch's loss is the mean of each example's own; a user's loss may weight them."""
     if _known_mean(task, labels):
         return True
     outputs = client.forward(task, inputs)
     for own in (
         outputs,
-        normal(
-            outputs.shape,
-            stream(0, "outputs"),
-            like=outputs,
-        ),
+        normal(outputs.shape, stream(0, "outputs"), like=outputs),
     ):
         pairs = zip(torch.split(own, 1), torch.split(labels, 1), strict=True)
         each = torch.stack([task.loss(*pair) for pair in pairs])
@@ -213,16 +213,7 @@ def _batch(
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
-        drawn = torch.stack(
-            [
-                normal(
-                    inputs.shape,
-                    source,
-                    like=inputs,
-                )
-                for _ in range(count)
-            ]
-        )
+        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
         with torch.no_grad():
             gradient, changes = moved(task, inputs, labels, drawn, chunk)
         total += changes.square().sum(0)
@@ -242,7 +233,11 @@ def pair_changes(
 ) -> Tensor:
     """As `example_changes`, for any model that `torch.func` can differentiate."""
 
-    def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
+    def pair(
+        image: Tensor,
+        label: Tensor,
+        tangent: Tensor,
+    ) -> Tensor:
         def own(x: Tensor) -> Any:
             slope = grad(lambda flat: task.loss(client.forward(task, x[None], flat), label[None]))
             return slope(task.parameters)
@@ -309,7 +304,11 @@ def _traced(*tensors: Tensor) -> bool:
 
 
 @torch.no_grad()
-def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+def example_gradients(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor:
     """As `client.example_gradients`, (B, P), but not differentiable.
 
     Example:
@@ -360,7 +359,11 @@ def example_changes(
     return ExampleRows(task, passes, inputs.detach(), labels).each(directions)
 
 
-def _passes(task: Task, inputs: Tensor, labels: Tensor) -> Passes | None:
+def _passes(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Passes | None:
     """Passes by the engine of examples, if the loss is the mean of each example's own."""
     whole = _known_mean(task, labels) and not task.coupled
     return examples.plan(task, inputs) if whole else None

@@ -139,11 +139,7 @@ class Single:
             raise ValueError("pull was called before gradient; call gradient first")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
-        for (layer, rule), still in zip(
-            self.passes.layers,
-            self.frozen,
-            strict=True,
-        ):
+        for (layer, rule), still in zip(self.passes.layers, self.frozen, strict=True):
             if layer.owns:
                 rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
         moved = self.passes.tangent(None)[self.passes.last]
@@ -178,13 +174,7 @@ class LocalSteps:
         size = self.task.plan.batch_size or inputs.shape[1]
         parts = [slice(at, at + size) for at in range(0, inputs.shape[1], size)]
         self.parts = [parts[at % len(parts)] for at in range(len(self.steps))]
-        for at, (step, part) in enumerate(
-            zip(
-                self.steps,
-                self.parts,
-                strict=True,
-            )
-        ):
+        for at, (step, part) in enumerate(zip(self.steps, self.parts, strict=True)):
             if at:
                 # In place, because the rules hold views of these parameters.
                 torch.sub(
@@ -225,7 +215,11 @@ def layers_of(task: Task, shape: Shape) -> Layers:
     return pools_first(read(task, shape))
 
 
-def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
+def _plan(
+    task: Task,
+    shape: Shape,
+    curved: bool,
+) -> Layers | None:
     try:
         weights = arbitrary_weights(task)
         # A loss in which no place is special.

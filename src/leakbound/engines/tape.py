@@ -210,11 +210,7 @@ def _attention(
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         size = scores.shape[-2:]
-        attn_mask = torch.ones(
-            size,
-            dtype=torch.bool,
-            device=query.device,
-        ).tril()
+        attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
     elif attn_mask is not None:

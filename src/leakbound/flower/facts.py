@@ -350,7 +350,11 @@ def _of_strategy(
     return stated
 
 
-def _clip(rule: ServerRule, norm: float | None, at: str) -> dict[str, Any]:
+def _clip(
+    rule: ServerRule,
+    norm: float | None,
+    at: str,
+) -> dict[str, Any]:
     if norm is None or not rule.adapts:
         return {**_l2(0.0, at), "clip.norm": norm}
     return {
@@ -447,7 +451,9 @@ def _of_flower(
 
 
 def _of_order(
-    effects: Sequence[ModEffect], rule: ServerRule, deployment: Deployment
+    effects: Sequence[ModEffect],
+    rule: ServerRule,
+    deployment: Deployment,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Mods that are missing or in a wrong place."""
     noises = [at for at, effect in enumerate(effects) if effect.noisy]

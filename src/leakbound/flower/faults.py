@@ -69,12 +69,7 @@ def of_adaptive(name: str) -> frozenset[str]:
     """
     # two updates of twice the norm: both are clipped, so the norm should grow by e^1
     with _quiet():
-        rule = _strategy(
-            name,
-            clients=2,
-            noise=0.05,
-            clip_norm_lr=2.0,
-        )
+        rule = _strategy(name, clients=2, noise=0.05, clip_norm_lr=2.0)
         update = np.full(WIDE, 2 * NORM / WIDE**0.5)
         sent = update if "ServerSide" in name else update / 2  # the clients clip in the latter
         mean = _aggregated(rule, [np.zeros(WIDE)], [[sent], [sent]])
@@ -120,7 +115,11 @@ def _cuts_noise() -> bool:
     return out is not None and bool((out[0] == np.round(out[0])).all())
 
 
-def _through(mod: Any, start: Values, update: Values) -> list[Any] | None:
+def _through(
+    mod: Any,
+    start: Values,
+    update: Values,
+) -> list[Any] | None:
     settings = ConfigRecord({"clipping_norm": NORM})
     asked = SimpleNamespace(content=RecordDict({"arrays": _arrays(start), "config": settings}))
     reply = mod(asked, None, lambda message, context: _reply(update))

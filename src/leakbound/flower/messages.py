@@ -165,7 +165,11 @@ def digest(record: ArrayRecord) -> str:
     return total.hexdigest()
 
 
-def _values(array: Array, like: Tensor, where: str) -> Tensor:
+def _values(
+    array: Array,
+    like: Tensor,
+    where: str,
+) -> Tensor:
     """The values of an array, if it is what it declares and what the model expects."""
     if array.stype != _STORAGE:
         raise ValueError(f"{where} is stored as {array.stype!r}; only {_STORAGE!r} is supported")

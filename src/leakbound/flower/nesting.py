@@ -88,7 +88,11 @@ def given_to(inside: Inside, reply: Message) -> str:
     return inner or digest(only_arrays(reply.content, "the reply")[1])
 
 
-def seal(reply: Message, defense: Chain, **about: Any) -> None:
+def seal(
+    reply: Message,
+    defense: Chain,
+    **about: Any,
+) -> None:
     """Report what left this mod to the outer mods; `about` are the other parts of a `Seal`.
 
     Call it outside of `collecting`.
@@ -104,7 +108,11 @@ def seal(reply: Message, defense: Chain, **about: Any) -> None:
         watch(sealed)
 
 
-def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:
+def unbroken(
+    inside: Inside,
+    reply: Message,
+    who: str,
+) -> Chain | None:
     """The defenses inside; ValueError if something in between changed the weights afterwards."""
     if not inside.seals:
         return None

@@ -137,14 +137,7 @@ class Watched(_Watching, Strategy):
             if asked is None or reply.has_error():
                 continue
             try:
-                self._add(
-                    capture_of(
-                        number,
-                        asked,
-                        reply,
-                        learning_rate=self._rate,
-                    )
-                )
+                self._add(capture_of(number, asked, reply, learning_rate=self._rate))
             except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         # weights of past rounds would only fill the memory
@@ -186,7 +179,10 @@ class WatchedSum(_Watching, SumStrategy):
         return self.strategy.configure_fit(server_round, parameters, client_manager)
 
     def aggregate_fit(
-        self, server_round: int, results: Results, failures: Failures
+        self,
+        server_round: int,
+        results: Results,
+        failures: Failures,
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         if server_round in self.rounds and results:
             self._keep(server_round, results)

@@ -136,7 +136,11 @@ def judged(
         yield _of_norm("sensitivity", stated, noise.norm_of(moved, 2 * variance, change, level))
 
 
-def _of_norm(key: str, stated: str, test: NormTest) -> Requirement:
+def _of_norm(
+    key: str,
+    stated: str,
+    test: NormTest,
+) -> Requirement:
     tested = _tested(key, stated, test.words, test.broken)
     return replace(tested, numbers=(test.estimate, test.critical))
 
@@ -233,7 +237,11 @@ def _both(policy: ClientPolicy, declared: Declared) -> list[Sent]:
     return answers
 
 
-def _work(policy: ClientPolicy, declared: Declared, out: Connection) -> None:
+def _work(
+    policy: ClientPolicy,
+    declared: Declared,
+    out: Connection,
+) -> None:
     """In a process of its own: what the client prints goes to stderr, and no seed is inherited."""
     os.dup2(2, 1)
     torch.seed()

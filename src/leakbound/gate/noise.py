@@ -117,7 +117,11 @@ def norm_of(
     return NormTest(words, energy > critical, estimate, seen)
 
 
-def _upper(size: int, central: float, level: float) -> float:
+def _upper(
+    size: int,
+    central: float,
+    level: float,
+) -> float:
     """What a noncentral chi-square variable exceeds with probability `level` at most."""
     log = math.log(1 / level)
     return size + central + 2 * math.sqrt((size + 2 * central) * log) + 2 * log

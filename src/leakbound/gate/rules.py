@@ -84,7 +84,11 @@ def worst(answers: Sequence[Answer]) -> Answer:
 
 
 @singledispatch
-def _answers(table: Any, base: Path, workers: int) -> Iterator[Requirement]:
+def _answers(
+    table: Any,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     raise NotImplementedError(type(table))
 
 
@@ -141,7 +145,11 @@ def _of_audit(
         yield from _no_worse(table, folder.read(base / table.no_worse_than), run)
 
 
-def _run(table: AuditPolicy, base: Path, workers: int) -> folder.Run:
+def _run(
+    table: AuditPolicy,
+    base: Path,
+    workers: int,
+) -> folder.Run:
     """The audit's records; of a plan, after it has run within its time."""
     place = None if table.folder is None else base / table.folder
     if table.plan is None:

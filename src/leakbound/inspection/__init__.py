@@ -96,15 +96,7 @@ def inspect(
         >>> [(f.layer, f.kind, f.strength) for f in inspect(RobbingTheFed().plant(of(images)))]
         [('layer', 'imprint', 128.0)]
     """
-    marks = [
-        f
-        for f in statistics(
-            task,
-            probes,
-            input_shape=input_shape,
-        )
-        if f.marked
-    ]
+    marks = [f for f in statistics(task, probes, input_shape=input_shape) if f.marked]
     imprinted = {f.layer for f in marks if f.kind in ("imprint", "near-duplicate rows")}
     doubled = ("equal columns", "imprint on probes")
     return tuple(f for f in marks if not (f.kind in doubled and f.layer in imprinted))

@@ -359,11 +359,7 @@ def tried(
         return []
     if inputs is None or len(inputs) < FEW_IMAGES:
         source = stream(0, "inspection", *shape)
-        inputs = low + (high - low) * uniform(
-            (FEW_IMAGES, *shape),
-            source,
-            like=task.parameters,
-        )
+        inputs = low + (high - low) * uniform((FEW_IMAGES, *shape), source, like=task.parameters)
     inputs = inputs[:FEW_IMAGES]
     labels = torch.arange(len(inputs), device=inputs.device) % task.label_range
     try:
@@ -373,7 +369,11 @@ def tried(
     return gains if output.ndim != 2 else [_label_blind(task, output, labels), *gains]
 
 
-def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
+def _label_blind(
+    task: Task,
+    output: Tensor,
+    labels: Tensor,
+) -> LayerFinding:
     """Outputs for which the loss has a constant derivative, independent of outputs and labels."""
     slopes = []
     for draw in range(2):

@@ -217,7 +217,11 @@ def _flat(value: Any, above: str) -> dict[str, float]:
     return {above: float(value)} if number else {}
 
 
-def _name(taken: set[str], above: str, *parts: str) -> str:
+def _name(
+    taken: set[str],
+    above: str,
+    *parts: str,
+) -> str:
     """A new name below another. What trackers refuse becomes "_"; names that meet are numbered."""
     clean = [_OTHER.sub("_", part.replace("=", ":")).strip("._") or "_" for part in parts]
     # cut before it is numbered, so that two long names stay apart

@@ -97,7 +97,11 @@ def _alone(
     )
 
 
-def _way_back(task: Task, prefix: str, order: Tensor) -> Tensor:
+def _way_back(
+    task: Task,
+    prefix: str,
+    order: Tensor,
+) -> Tensor:
     """(units,) 1 / size of each unit's outgoing weights, if a linear layer takes all units."""
     parts = task.tensors()
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]

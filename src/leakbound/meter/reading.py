@@ -428,11 +428,7 @@ def _evidence(
     )
     record = header(
         MEASURED,
-        AttackInfo(
-            name=NO_ATTACK,
-            settings="",
-            hash="none",
-        ),
+        AttackInfo(name=NO_ATTACK, settings="", hash="none"),
         defense_info(defense),
         model_info(type(task.model).__name__, task),
         seen,
@@ -476,7 +472,9 @@ def _doubt(
 
 
 def _notes(
-    evidence: Evidence, record: Assessment, findings: Sequence[LayerFinding]
+    evidence: Evidence,
+    record: Assessment,
+    findings: Sequence[LayerFinding],
 ) -> Iterator[str]:
     """Why bounds are missing, and what the present ones take as public."""
     defense = evidence.release.defense
@@ -512,7 +510,11 @@ def _labels(
         return None
 
 
-def _words(verdict: Verdict, records: Sequence[Assessment], noun: str) -> str:
+def _words(
+    verdict: Verdict,
+    records: Sequence[Assessment],
+    noun: str,
+) -> str:
     criterion = records[0].criterion
     certificates = [one.certificate for one in records if one.certificate is not None]
     if verdict == CERTIFIED and certificates:

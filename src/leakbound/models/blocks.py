@@ -118,6 +118,10 @@ def initialized(
 
 
 @torch.no_grad()
-def _fill(parameter: Tensor, limit: float, generator: torch.Generator) -> None:
+def _fill(
+    parameter: Tensor,
+    limit: float,
+    generator: torch.Generator,
+) -> None:
     draw = uniform(parameter.shape, generator, like=parameter)
     parameter.copy_((2 * draw - 1) * limit)

@@ -46,13 +46,7 @@ def mlp(
         9610
     """
     widths = [
-        math.prod(
-            checked_shape(
-                input_shape,
-                classes,
-                form=None,
-            )
-        ),
+        math.prod(checked_shape(input_shape, classes, form=None)),
         *hidden,
     ]
     for width in hidden:
@@ -109,19 +103,8 @@ def two_layer(
         )
     )
     with torch.no_grad():
-        for parameter, spread in zip(
-            model.parameters(),
-            (1.0, 1 / width),
-            strict=True,
-        ):
-            parameter.copy_(
-                spread
-                * normal(
-                    parameter.shape,
-                    generator,
-                    like=parameter,
-                )
-            )
+        for parameter, spread in zip(model.parameters(), (1.0, 1 / width), strict=True):
+            parameter.copy_(spread * normal(parameter.shape, generator, like=parameter))
     return model.eval()
 
 
@@ -149,13 +132,7 @@ def lenet(
         parts: list[nn.Module] = []
         for before, stride in ((channels, 2), (12, 2), (12, 1)):
             parts += [
-                nn.Conv2d(
-                    before,
-                    12,
-                    5,
-                    stride,
-                    padding=2,
-                ),
+                nn.Conv2d(before, 12, 5, stride, padding=2),
                 nn.Sigmoid(),
             ]
         # Two strides of 2 with padding 2 round up.
@@ -241,13 +218,7 @@ class _ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(
-                    before,
-                    after,
-                    1,
-                    stride,
-                    bias=False,
-                ),
+                nn.Conv2d(before, after, 1, stride, bias=False),
                 new_norm(norm, after),
             )
 
@@ -562,11 +533,7 @@ def _stacked(
     x 2, "M3" one of 3 x 3.
     """
     smallest = next(side for side in count(1) if _after(side, layers, padding) > 0)
-    channels, height, columns = checked_shape(
-        input_shape,
-        classes,
-        smallest=smallest,
-    )
+    channels, height, columns = checked_shape(input_shape, classes, smallest=smallest)
     for units in hidden:
         check.count(hidden=units)
 
@@ -595,7 +562,11 @@ def _stacked(
     return initialized(build, generator)
 
 
-def _after(side: int, layers: str, padding: int) -> int:
+def _after(
+    side: int,
+    layers: str,
+    padding: int,
+) -> int:
     """The side of an image after the layers; 0 if nothing remains."""
     for word in layers.split():
         if word.startswith("M"):
@@ -623,12 +594,7 @@ class _Segmenter(nn.Module):
 
         def block(before: int, after: int) -> nn.Module:
             return nn.Sequential(
-                nn.Conv2d(
-                    before,
-                    after,
-                    3,
-                    padding=1,
-                ),
+                nn.Conv2d(before, after, 3, padding=1),
                 new_activation(activation),
             )
 

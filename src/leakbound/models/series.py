@@ -48,11 +48,7 @@ def conv1d(
         [7813, 2853]
     """
     before, times = checked_shape(input_shape, classes, form=SERIES)
-    check.count(
-        kernel=kernel,
-        stride=stride,
-        dilation=dilation,
-    )
+    check.count(kernel=kernel, stride=stride, dilation=dilation)
     for width in channels:
         check.count(channels=width)
     check.one_of(("flat", "mean"), pooling=pooling)
@@ -83,7 +79,12 @@ def conv1d(
 class _Recurrent(nn.Module):
     """A recurrent layer over (N, C, T) and a linear layer on its last or its mean output."""
 
-    def __init__(self, layer: nn.RNNBase, classes: int, pooling: str) -> None:
+    def __init__(
+        self,
+        layer: nn.RNNBase,
+        classes: int,
+        pooling: str,
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.head = nn.Linear(layer.hidden_size, classes)

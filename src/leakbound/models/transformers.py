@@ -179,22 +179,8 @@ class _Transformer(nn.Module):
 def _turned(x: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021) for (B, heads, n, width)."""
     half = x.shape[-1] // 2
-    rates = TURNS ** (
-        -torch.arange(
-            half,
-            device=x.device,
-            dtype=x.dtype,
-        )
-        / half
-    )
-    angles = (
-        torch.arange(
-            x.shape[-2],
-            device=x.device,
-            dtype=x.dtype,
-        )[:, None]
-        * rates
-    )
+    rates = TURNS ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
     one = x[..., :half]
     two = x[..., half:]
     cos = angles.cos()
@@ -308,11 +294,7 @@ def encoder(
     size = vocabulary or classes, classes, width, layers, heads
     pooled = vocabulary is not None
     return initialized(
-        lambda: _Transformer(
-            input_shape,
-            *size,
-            pooled=pooled,
-        ),
+        lambda: _Transformer(input_shape, *size, pooled=pooled),
         generator,
     )
 
@@ -336,13 +318,7 @@ class _VisionTransformer(nn.Module):
         self.first = nn.Embedding(1, width)
         self.places = nn.Embedding(1 + (side // patch) ** 2, width)
         self.blocks = nn.ModuleList(
-            TransformerBlock(
-                width,
-                heads,
-                causal=False,
-                rotary=False,
-            )
-            for _ in range(layers)
+            TransformerBlock(width, heads, causal=False, rotary=False) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

@@ -159,7 +159,9 @@ def _add_watch(job: Path, watch: dict[str, Any]) -> None:
 
 
 def _defenses(
-    job: Path, meta: Mapping[str, Any], names: Sequence[str]
+    job: Path,
+    meta: Mapping[str, Any],
+    names: Sequence[str],
 ) -> dict[str, dict[str, str]]:
     """By site, what its filters do to a result, as metadata of its update."""
     defenses = dict[str, dict[str, str]]()

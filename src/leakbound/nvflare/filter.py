@@ -160,7 +160,12 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             self.classes,
         )
 
-    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+    def add_to_fed_job(
+        self,
+        job: Any,
+        ctx: Any,
+        **kwargs: Any,
+    ) -> None:
         """What `job.to(filter, site, ...)` calls; sites use their own leakbound, not a copy.
 
         Raises:
@@ -265,12 +270,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         if work.anew is None:
             trained = read(dxo.data, self._setup.state(), RESULT, private=True)
         step = coarsest({n: value for n, value in dxo.data.items() if n in work.task.names})
-        update, ready, new = work.answer(
-            trained,
-            tapped,
-            is_change=is_change,
-            step=step,
-        )
+        update, ready, new = work.answer(trained, tapped, is_change=is_change, step=step)
         meta: dict[str, float] = {} if self.seed is None else {MARK: 1}
         kept = work.kept(ready)
         if self._meter is not None:

@@ -68,15 +68,16 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         self._first: int | None = None
         self._seen: set[tuple[int, str]] = set()
 
-    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> Any:
+    def add_to_fed_job(
+        self,
+        job: Any,
+        ctx: Any,
+        **kwargs: Any,
+    ) -> Any:
         """What `job.to_server(watch)` calls; the server uses its own leakbound, not a copy."""
         job.check_kwargs(args_to_check=kwargs, args_expected={})
         keep_installed(job)
-        return job.add_component(
-            comp_id="",
-            obj=self,
-            ctx=ctx,
-        )
+        return job.add_component(comp_id="", obj=self, ctx=ctx)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Note what is sent and what arrives; a problem does not stop the job."""

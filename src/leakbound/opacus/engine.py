@@ -334,11 +334,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     ) -> Any:
         if grad_sample_mode not in KINDS or not settings["wrap_model"]:
             return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **settings)
-        self.validate(
-            module=module,
-            optimizer=None,
-            data_loader=None,
-        )
+        self.validate(module=module, optimizer=None, data_loader=None)
         return wrapped(
             module,
             grad_sample_mode,
@@ -409,7 +405,11 @@ def _refuse(max_grad_norm: Any, rest: dict[str, Any]) -> None:
         )
 
 
-def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
+def _refuse_loss(
+    criterion: Any,
+    reduction: str,
+    mode: str,
+) -> None:
     """Reject a loss for which an example's gradient depends on the rest of the batch."""
     reduced = getattr(criterion, "reduction", reduction)
     if reduced in ("mean", "sum") and reduced != reduction:
@@ -431,7 +431,11 @@ def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
         )
 
 
-def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:
+def refuse_misfit(
+    loader: DataLoader[Any],
+    dim: int,
+    target: Target,
+) -> None:
     """Reject a first example of another size or, for decibels, a wider range than the target's."""
     inputs = _first(loader.dataset)
     if not inputs:

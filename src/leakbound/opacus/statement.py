@@ -251,13 +251,7 @@ def risk(
             lower = min(lower, upper)  # both round outward: they cross only by rounding
         privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
     else:
-        lower = float(
-            identification.kappa_sphere(
-                dim=dim,
-                eta=goal.eta,
-                norm=norm,
-            )
-        )
+        lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
         upper = math.exp(log_kappa)
         privacy = 0.0
     scope = edges.attained_scope if len(parts) == 1 else attained_scope(setting, None)

@@ -306,7 +306,9 @@ def _only(
 
 
 def concerns(
-    first: Run, second: Run, pairs: Sequence[tuple[Assessment, Assessment]]
+    first: Run,
+    second: Run,
+    pairs: Sequence[tuple[Assessment, Assessment]],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why numbers of two runs do not mean the same, and what else differs.
 
@@ -316,7 +318,11 @@ def concerns(
     other = second.info
     grave = []
 
-    def differ(what: str, words: Callable[[Assessment], str], so: str) -> None:
+    def differ(
+        what: str,
+        words: Callable[[Assessment], str],
+        so: str,
+    ) -> None:
         a, b = (sorted({words(a) for a in run.assessments}) for run in (first, second))
         if a != b:
             said = f"A {' or '.join(a) or 'none'}; B {' or '.join(b) or 'none'}"
@@ -381,7 +387,11 @@ def threat_words(threat: Threat) -> str:
     return ", ".join([f"{threat.server} server", *words, *more])
 
 
-def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
+def write_comparison(
+    first: Run,
+    second: Run,
+    path: Path,
+) -> RunComparison:
     """Write the page of two runs; returns what it says. The same inputs give the same bytes."""
     check_installed()
     comparison = compare(first, second)

@@ -64,12 +64,7 @@ def examples(
                 color = level.shape[2] > 1
                 # For colors, `imshow` ignores vmin and vmax.
                 level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
-                axes.imshow(
-                    level,
-                    cmap="gray",
-                    vmin=low,
-                    vmax=high,
-                )
+                axes.imshow(level, cmap="gray", vmin=low, vmax=high)
                 axes.set(xticks=[], yticks=[])
             else:
                 axes.plot(example.flatten().numpy(), marker=".", lw=0.8)

@@ -49,11 +49,7 @@ class CapturedUpdate:
         parts = [capture.name]
         parts += [f"round {capture.round}"] * bool(capture.round)
         parts += [f"client {capture.client}"] * bool(capture.client)
-        known = capture.explained or Explained(
-            share=None,
-            direction=None,
-            scale=None,
-        )
+        known = capture.explained or Explained(share=None, direction=None, scale=None)
         scaled = known.share is None
         share = known.direction if scaled else known.share
         return CapturedUpdate(", ".join(parts), capture, share, scaled)

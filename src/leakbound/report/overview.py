@@ -220,7 +220,10 @@ def threat_line(summary: RunSummary) -> str:
 
 
 def next_command(
-    plan: Mapping[str, Any], criterion: CriterionInfo, *, guessed: bool = False
+    plan: Mapping[str, Any],
+    criterion: CriterionInfo,
+    *,
+    guessed: bool = False,
 ) -> str:
     """The `calibrate` command for this run's data, its criterion and its accepted risk.
 

@@ -293,7 +293,11 @@ def _measure(criterion: CriterionInfo, name: str) -> str:
     return name.upper() if name in short else words.get(name, name).replace("_", " ")
 
 
-def _reading(criterion: CriterionInfo, name: str, value: float | None) -> str:
+def _reading(
+    criterion: CriterionInfo,
+    name: str,
+    value: float | None,
+) -> str:
     if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
         return "yes" if value else "no"
     is_score = name in (criterion.metric, BASELINE)

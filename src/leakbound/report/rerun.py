@@ -146,15 +146,7 @@ def _choices(
         (entry for entry in plan["attacks"] if entry["name"] == attack),
     )
     choices = [
-        dict(
-            zip(
-                ("model", "defense", "attack"),
-                one,
-                strict=True,
-            )
-        )
-        | common
-        for one in every
+        dict(zip(("model", "defense", "attack"), one, strict=True)) | common for one in every
     ]
     return {digest(choice): choice for choice in choices}
 

@@ -690,7 +690,9 @@ def loss_curves(
 
 
 def _lost(
-    before: Sequence[Training], after: Sequence[Training], measure: str
+    before: Sequence[Training],
+    after: Sequence[Training],
+    measure: str,
 ) -> MeanInterval | None:
     """What a measure lost, paired by seed."""
     plain = {t.seed: getattr(t, measure) for t in before}

@@ -186,7 +186,11 @@ def lower_percent(value: float | None, digits: int = 1) -> str:
     return typeset(format_percent(value, digits, up=False))
 
 
-def interval(low: float, high: float, digits: int = 0) -> str:
+def interval(
+    low: float,
+    high: float,
+    digits: int = 0,
+) -> str:
     """The ends of an interval of shares, rounded outwards."""
     return typeset(format_interval(low, high, digits))
 
@@ -208,7 +212,11 @@ def brief(values: Sequence[str]) -> str:
     return listing([*values[:SHOWN], f"{more} more"] if more > 0 else values)
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
+def plural(
+    count: int,
+    one: str,
+    many: str | None = None,
+) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

@@ -548,7 +548,9 @@ def _steps(
 
 
 def _of_examples(
-    solve: Solve, solved: TrainingSetting, setting: TrainingSetting
+    solve: Solve,
+    solved: TrainingSetting,
+    setting: TrainingSetting,
 ) -> TrainingSetting:
     """From a training of persons with one example back to persons with several."""
     if setting.people == 1:
@@ -693,7 +695,11 @@ def _name(prior: Baseline | None) -> str:
     return UNIFORM if prior is None else prior.name
 
 
-def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
+def _too_few(
+    target: Target,
+    sample: PublicSample,
+    limit: float,
+) -> str:
     """Why public examples show too little for a target, and how many would suffice."""
     held = sample.largest(target.eta)
     least = sample.needed(target.gamma, parts=2)

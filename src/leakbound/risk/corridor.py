@@ -264,11 +264,7 @@ def corridor(
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        attained = attacks.success(
-            seen_of(setting),
-            levels,
-            parts=2,
-        )  # other half: kappa's limit
+        attained = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
         lower = attained.success
         baseline = attained.baseline
         names = attained.attack
@@ -296,7 +292,9 @@ def corridor(
 
 
 def upper_bound(
-    prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike
+    prior: Baseline | None,
+    setting: TrainingSetting,
+    eta: ArrayLike,
 ) -> tuple[Array, Array]:
     """Upper bound on any attacker's success at each eta, and the log kappa behind it."""
     levels = _distance(prior).levels(eta)

@@ -250,12 +250,7 @@ def _loaded(
 
     width_of(input_range)
     low, high = input_range
-    dataset = data.load(
-        source,
-        size=size,
-        channels=channels,
-        schema=schema,
-    )
+    dataset = data.load(source, size=size, channels=channels, schema=schema)
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
@@ -299,7 +294,9 @@ def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
 
 
 def _possible(
-    norms: tuple[float, float], dim: int, input_range: tuple[float, float]
+    norms: tuple[float, float],
+    dim: int,
+    input_range: tuple[float, float],
 ) -> tuple[float, float]:
     """The norms that examples of dim values in this range can have."""
     low, high = input_range

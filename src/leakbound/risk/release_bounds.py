@@ -82,11 +82,5 @@ class ReleaseBounds(Presented):
             *map(pictures.note, of_bounds(self.bounds, self.criterion.goal)),
             "" if own is None else pictures.note(of_attained(own, self.criterion.goal)),
             pictures.note(f"no bound: {self.note}") if self.note else "",
-            ""
-            if known is None
-            else pictures.images(
-                known,
-                input_range=(0, 1),
-                name="leak map",
-            ),
+            "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),
         )

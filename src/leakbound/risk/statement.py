@@ -27,11 +27,7 @@ def of_assessment(
     goal = assessment.criterion.goal
     said = [
         of_attack(assessment),
-        *of_bounds(
-            assessment.bounds,
-            goal,
-            reasons=reasons,
-        ),
+        *of_bounds(assessment.bounds, goal, reasons=reasons),
     ]
     if assessment.attained is not None:
         said.append(of_attained(assessment.attained, goal))
@@ -84,7 +80,10 @@ def _by_chance(assessment: Assessment, best: float | None) -> str:
 
 
 def of_bounds(
-    bounds: Iterable[Bound], goal: str | None = None, *, reasons: bool = True
+    bounds: Iterable[Bound],
+    goal: str | None = None,
+    *,
+    reasons: bool = True,
 ) -> list[str]:
     """A sentence for each bound, and one sentence on what they leave open about membership."""
     every = list(bounds)

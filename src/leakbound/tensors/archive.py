@@ -150,7 +150,11 @@ class _Header(NamedTuple):
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
 
 
-def _header(name: str, head: bytes | bytearray, size: int) -> _Header:
+def _header(
+    name: str,
+    head: bytes | bytearray,
+    size: int,
+) -> _Header:
     """The header of an array of numbers, which takes `size` bytes together with them."""
     stream = io.BytesIO(head)
     try:

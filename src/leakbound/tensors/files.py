@@ -218,7 +218,11 @@ def _npz(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     return named, {}
 
 
-def _fits(path: Path, size: int, most: int) -> None:
+def _fits(
+    path: Path,
+    size: int,
+    most: int,
+) -> None:
     if size > most:
         raise ValueError(
             f"{str(path)!r} takes {size / 2**30:.2f} GiB; the limit is {most / 2**30:.2f} GiB: "

@@ -23,7 +23,12 @@ _ABSENT = "is missing"
 _NUMBER = re.compile(r"(?:arr_)?(\d+)")
 
 
-def flat(task: Task, named: Named, *, what: str) -> Tensor:
+def flat(
+    task: Task,
+    named: Named,
+    *,
+    what: str,
+) -> Tensor:
     """Named tensors as the vector (P,) in the order of `task.layout`, in the type of its weights.
 
     Buffers (running statistics) and frozen parameters are skipped. A prefix that a wrapper put
@@ -153,7 +158,12 @@ def unnamed(key: str) -> bool:
     return _NUMBER.fullmatch(key) is not None
 
 
-def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
+def by_name(
+    task: Task,
+    named: Named,
+    *,
+    what: str,
+) -> dict[str, Tensor]:
     """The tensors under the names of the task's model: no wrapper's prefix, shared weights once.
 
     Arguments and errors are those of `flat`, but missing tensors are not an error.
@@ -180,13 +190,7 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
             shared = held.pop(name)
             kept = held.setdefault(canonical, shared)
             same = kept.shape == shared.shape
-            if not same or not torch.allclose(
-                kept,
-                shared,
-                rtol=0,
-                atol=0,
-                equal_nan=True,
-            ):
+            if not same or not torch.allclose(kept, shared, rtol=0, atol=0, equal_nan=True):
                 raise ValueError(
                     f"{what}: {name} and {canonical} are one tensor in the model but differ here; "
                     "is it from another model?"

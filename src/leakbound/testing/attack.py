@@ -117,7 +117,12 @@ def check_attack(
 class _AttackContract:
     """An attack, and the task and the batch that it is checked on."""
 
-    def __init__(self, attack: Attack, task: Task, batch: Batch) -> None:
+    def __init__(
+        self,
+        attack: Attack,
+        task: Task,
+        batch: Batch,
+    ) -> None:
         self.attack = attack
         self.name = repr(attack)
         self.task = task
@@ -139,11 +144,7 @@ class _AttackContract:
         self._check_blind()
         self._check_chance(observation)
         undefended = ["none"] * len(KNOWLEDGE)
-        for name, knows in zip(
-            [*undefended, *DEFENDED],
-            cycle(KNOWLEDGE),
-            strict=False,
-        ):
+        for name, knows in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
             defense = parse("defense", name)
             self._check_knowledge(defense, ThreatModel(*knows, Server.MALICIOUS))
             self._check_seen_task(defense)
@@ -293,11 +294,7 @@ class _AttackContract:
         answer = self._answer(watched, stream(0, "contract", "seen"))
         if asked:  # it may compare both tasks: whether they differ says what is known
             return
-        revealed = replace(
-            observation,
-            task=shown,
-            defense=Known(defense.links),
-        )
+        revealed = replace(observation, task=shown, defense=Known(defense.links))
         require(
             _same_answers(answer, self._answer(revealed, stream(0, "contract", "seen"))),
             f"{self.name} simulates observation.task under {defense!r}, which is not what the "
@@ -341,14 +338,7 @@ class _AttackContract:
         )
         for observation, answer in zip(seen, together, strict=True):
             _check_answer(answer, observation, self.name)
-        alone = [
-            self.attack.many([o], [g])[0]
-            for o, g in zip(
-                seen,
-                generators(),
-                strict=True,
-            )
-        ]
+        alone = [self.attack.many([o], [g])[0] for o, g in zip(seen, generators(), strict=True)]
         same = all(map(_same_answers, alone, together))
         require(same, f"many of {self.name} gives other answers than many of one observation each")
 

@@ -41,11 +41,7 @@ def small_task() -> Task:
     )
     images = uniform((12, 1, 6, 6), stream(0, "contract", "public"))
     public = Batch(images, torch.arange(12) % CLASSES)
-    return Task.of(
-        model,
-        classes=CLASSES,
-        public=public,
-    ).to("cpu", torch.float64)
+    return Task.of(model, classes=CLASSES, public=public).to("cpu", torch.float64)
 
 
 def given_or_small(

@@ -50,7 +50,10 @@ that counts as a jump: of a continuous output a millionth is left.
 
 
 def check_defense(
-    defense: Defense, *, task: Task | None = None, batch: Batch | None = None
+    defense: Defense,
+    *,
+    task: Task | None = None,
+    batch: Batch | None = None,
 ) -> None:
     """Check the contract of a defense (or a chain), above all its declared distribution.
 
@@ -148,7 +151,12 @@ class _DefenseContract:
             bound=1.0,
         )
 
-    def _transformed(self, link: Defense, update: Update, seed: int) -> Update:
+    def _transformed(
+        self,
+        link: Defense,
+        update: Update,
+        seed: int,
+    ) -> Update:
         source = stream(seed, "contract", "link")
         return link.transform(update, link.init(self.task), self.context, source)[0]
 
@@ -441,7 +449,11 @@ def _check_imitate(
         _check_same(out, link.imitate(update.rows), name)
 
 
-def _check_same(out: Update, imitated: Tensor, name: str) -> None:
+def _check_same(
+    out: Update,
+    imitated: Tensor,
+    name: str,
+) -> None:
     """`imitate` gives the release, or at least its signs if that has few values."""
     shown = _shown(out)
     seen = out.rows[shown]

@@ -205,7 +205,11 @@ def _bytes(path: Path, most: int) -> bytes:
         return stream.read(most + 1)  # one byte more shows that there is more
 
 
-def _get(table: Any, path: str, kind: type) -> Any:
+def _get(
+    table: Any,
+    path: str,
+    kind: type,
+) -> Any:
     for key in path.split("."):
         if not isinstance(table, Mapping) or key not in table:
             raise _Damaged(f"has no {path}")
@@ -215,7 +219,12 @@ def _get(table: Any, path: str, kind: type) -> Any:
     return table
 
 
-def _number(table: Any, path: str, *, count: bool = False) -> float:
+def _number(
+    table: Any,
+    path: str,
+    *,
+    count: bool = False,
+) -> float:
     text = _get(table, path, object)
     try:
         # XGBoost writes the numbers of its parameters as text.
@@ -285,7 +294,11 @@ def _list(parsed: list[Any]) -> TreeModel:
     return TreeModel(trees, 1 + max(int(t.feature[t.inner].max(initial=0)) for t in trees))
 
 
-def _tree(tree: Any, where: str, features: int) -> Tree:
+def _tree(
+    tree: Any,
+    where: str,
+    features: int,
+) -> Tree:
     """One tree, checked: lengths, children, features, and numbers of what the root reaches."""
     left = _array(tree, "left_children", None, where)
     if tree.get("leaf_weights"):
@@ -348,7 +361,11 @@ def _array(
     return values
 
 
-def _order(left: Doubles, right: Doubles, where: str) -> Numbers:
+def _order(
+    left: Doubles,
+    right: Doubles,
+    where: str,
+) -> Numbers:
     """The nodes from the root on, parents first; each may be reached once."""
     seen = np.zeros(len(left), bool)
     front = np.zeros(1, np.int64)

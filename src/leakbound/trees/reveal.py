@@ -200,7 +200,9 @@ def _own_trees(
 
 
 def _rates(
-    trees: Sequence[Tree], eta: float | None, strength: float | None
+    trees: Sequence[Tree],
+    eta: float | None,
+    strength: float | None,
 ) -> tuple[float | None, float]:
     """1/eta and lambda, by least squares: G of an inner node is the sum of its children's G.
 

@@ -269,14 +269,7 @@ def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     strange = int(wrong.sum())
     if strange == 0:
         return images, None
-    dark, light = (
-        images.quantile(
-            q,
-            dim=1,
-            keepdim=True,
-        )
-        for q in (1 - BRIGHT, BRIGHT)
-    )
+    dark, light = (images.quantile(q, dim=1, keepdim=True) for q in (1 - BRIGHT, BRIGHT))
     fitted = low + (high - low) * (images - dark) / (light - dark).clamp_min(1e-300)
     images = torch.where(wrong[:, None], fitted, images)
     return images, f"{strange} of {len(images)} images leave the input range: they may be mixtures"

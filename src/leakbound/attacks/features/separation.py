@@ -187,7 +187,11 @@ def _solve(
     return solved.T
 
 
-def _grams(left: Tensor, weight: Tensor, ridge: float = 0.0) -> Tensor:
+def _grams(
+    left: Tensor,
+    weight: Tensor,
+    ridge: float = 0.0,
+) -> Tensor:
     """(n, B, B) the normal matrix of every column."""
     rank = left.shape[1]
     flat = weight.T @ (left[:, :, None] * left[:, None, :]).flatten(1)
@@ -195,7 +199,11 @@ def _grams(left: Tensor, weight: Tensor, ridge: float = 0.0) -> Tensor:
     return flat.reshape(-1, rank, rank) + regular
 
 
-def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
+def _level(
+    left_over: Tensor,
+    weights: Tensor,
+    rank: int,
+) -> float:
     """Variance of the noise at weight 1, from what a fit of that rank leaves."""
     rows, columns = left_over.shape
     # A matrix of rank r has r (rows + columns - r) free numbers.
@@ -234,18 +242,7 @@ def gaussian_level(slope: float) -> float:
 
     # The integrand bends at multiples of 1 / slope; beyond 40 the normal density is 0 in float64.
     edges = sorted({0.0, *(min(k / slope, 40.0) for k in (1, 3, 10, 20)), 2.0, 6.0, 40.0})
-    return float(
-        sum(
-            quad(
-                density,
-                a,
-                b,
-                epsabs=0,
-                epsrel=1e-13,
-            )[0]
-            for a, b in pairwise(edges)
-        )
-    )
+    return float(sum(quad(density, a, b, epsabs=0, epsrel=1e-13)[0] for a, b in pairwise(edges)))
 
 
 def whitener(rows: Tensor) -> Tensor:
@@ -274,13 +271,7 @@ def rotation(
 
     starts = []
     for _ in range(restarts):
-        turn = torch.linalg.qr(
-            normal(
-                white.shape[:1] * 2,
-                generator,
-                like=white,
-            )
-        )[0]
+        turn = torch.linalg.qr(normal(white.shape[:1] * 2, generator, like=white))[0]
         starts.append(_fixed_point(turn, white, slope))
     best = max(starts, key=lambda turn: float(reached(turn)))
     start = float(reached(best))

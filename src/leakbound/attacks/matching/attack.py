@@ -93,14 +93,7 @@ class GradientMatching(MatchingSettings):
             for group in groups.values():
                 run(self, group)
             results = [answer(search) for search in searches]
-            answers += [
-                self._second_chance(f, *pair)
-                for f, pair in zip(
-                    results,
-                    few,
-                    strict=True,
-                )
-            ]
+            answers += [self._second_chance(f, *pair) for f, pair in zip(results, few, strict=True)]
         return answers
 
     def _second_chance(

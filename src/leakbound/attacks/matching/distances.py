@@ -176,7 +176,11 @@ class Euclidean:
         return value, self.two
 
 
-def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
+def disorder(
+    rows: Tensor,
+    withheld: Tensor,
+    spans: list[Span],
+) -> Tensor:
     """How far rows (R, P) are from those of a client that withholds each tensor's largest entries.
     It is the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)². Here s is the largest
     |entry| that is sent of the same tensor; the value is 0 if nothing of it is sent.

@@ -107,11 +107,7 @@ class Search:
             better = total < self.best
             self.best = torch.where(better, total, self.best)
             # Chosen on the device: a branch in Python would wait for it.
-            pairs = zip(
-                self.variables,
-                self.kept or self.variables,
-                strict=True,
-            )
+            pairs = zip(self.variables, self.kept or self.variables, strict=True)
             self.kept = [torch.where(better, now, before) for now, before in pairs]
         self.total = total.detach()
         self.match = match.detach()
@@ -220,12 +216,7 @@ class Evaluator:
             candidate.compare(plain[place], self.cotangent[place])
         pulled = engine.pull(self.cotangent)
         variations = _variations(inputs.view(len(candidates), -1, *inputs.shape[2:]), candidates)
-        for candidate, place, variation in zip(
-            candidates,
-            places,
-            variations,
-            strict=True,
-        ):
+        for candidate, place, variation in zip(candidates, places, variations, strict=True):
             soft = None if pulled.labels is None else pulled.labels[place]
             candidate.finish(Pulled(pulled.inputs[place], soft), variation)
 

@@ -71,11 +71,7 @@ class DeepPrior(Images):
             raise NotApplicable("a deep image prior needs images (C, H, W) of 8 x 8 pixels or more")
         self.box = box
         # Uniform up to 0.1, as in Ulyanov et al. 2018.
-        self.noise = 0.1 * uniform(
-            (shape[0], width, *shape[2:]),
-            generator,
-            like=like,
-        )
+        self.noise = 0.1 * uniform((shape[0], width, *shape[2:]), generator, like=like)
         with torch.device("meta"):  # no draw from the global random state
             self.network = _UNet(width, shape[1])
         named = dict(self.network.named_parameters())
@@ -133,15 +129,7 @@ class _UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         levels = [self.first(x)]
         for down in self.down:
-            levels.append(
-                down(
-                    nn.functional.avg_pool2d(
-                        levels[-1],
-                        2,
-                        ceil_mode=True,
-                    )
-                )
-            )
+            levels.append(down(nn.functional.avg_pool2d(levels[-1], 2, ceil_mode=True)))
         x = levels.pop()
         for up in self.up:
             beside = levels.pop()
@@ -170,14 +158,7 @@ def drawn(
 ) -> Tensor:
     """Weights of variance 2 / fan-in, scales of 1, shifts of 0."""
     if len(shape) > 1:
-        start = (
-            normal(
-                shape,
-                generator,
-                like=like,
-            )
-            * (2 / shape[1:].numel()) ** 0.5
-        )
+        start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
     else:
         start = like.new_full(shape, float(name.endswith("weight")))
     return start.requires_grad_()

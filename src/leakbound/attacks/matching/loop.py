@@ -90,7 +90,11 @@ def unexplained_problem(
     return None
 
 
-def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
+def unexplained(
+    objective: Objective,
+    images: Tensor,
+    labels: Tensor,
+) -> float:
     """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
     task = objective.task
     plain = seen_task(objective.observation).plan
@@ -252,7 +256,11 @@ def _lbfgs(settings: MatchingSettings, search: Search) -> None:
             break
 
 
-def stopped(settings: MatchingSettings, search: Search, number: int) -> bool:
+def stopped(
+    settings: MatchingSettings,
+    search: Search,
+    number: int,
+) -> bool:
     """Whether a search ends with this step; it keeps a point of its trace at intervals.
 
     Waits for the device at those points only.

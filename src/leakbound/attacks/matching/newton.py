@@ -156,14 +156,7 @@ class PublicGaussian:
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """An example of the prior for each of the batch."""
-        wide = (
-            normal(
-                self.mean.shape,
-                generator,
-                like=self.mean,
-            )
-            * self.rest**0.5
-        )
+        wide = normal(self.mean.shape, generator, like=self.mean) * self.rest**0.5
         few = normal(
             (len(self.mean), len(self.extra)),
             generator,
@@ -172,7 +165,12 @@ class PublicGaussian:
         common = (few * self.extra.sqrt() @ self.basis.T).view_as(self.mean)
         return torch.add(self.mean + wide, common)
 
-    def _times(self, x: Tensor, rest: float, extra: Tensor) -> Tensor:
+    def _times(
+        self,
+        x: Tensor,
+        rest: float,
+        extra: Tensor,
+    ) -> Tensor:
         flat = x.flatten(1)
         return (rest * flat + (flat @ self.basis * extra) @ self.basis.T).view_as(x)
 
@@ -320,7 +318,10 @@ class _LeastSquares:
         return float(off.square().sum() + self.weight * penalty)
 
     def solve(
-        self, x: Tensor, metric: PublicGaussian, settings: GaussNewton
+        self,
+        x: Tensor,
+        metric: PublicGaussian,
+        settings: GaussNewton,
     ) -> tuple[Tensor, list[float]]:
         """The last of the steps from x, and the objective after each."""
         value = self.value(x)

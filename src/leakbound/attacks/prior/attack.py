@@ -156,14 +156,7 @@ class LearnedPrior(Attack):
         nats = torch.tensor([chain.nats for chain in chains], dtype=torch.float64)
         # Finite: infinity minus infinity is NaN in a softmax.
         weights = torch.softmax(-nats.nan_to_num(nan=torch.inf).clamp_max(1e300) / ALIKE, 0)
-        mean = sum(
-            w * c.answer.double()
-            for w, c in zip(
-                weights,
-                chains,
-                strict=True,
-            )
-        )
+        mean = sum(w * c.answer.double() for w, c in zip(weights, chains, strict=True))
         assert isinstance(mean, Tensor)  # there is a chain
         best = chains[int(weights.argmax())]
         images = boxed(prior.natural(mean.to(best.answer)), observation.task)
@@ -200,11 +193,7 @@ class _Chain:
         like = self.objective.seen
         self.images = Standardized(
             self.prior,
-            normal(
-                shape,
-                self.generator,
-                like=like,
-            ),
+            normal(shape, self.generator, like=like),
         )
         self.labels = self._search(math.inf).labels
         self.answer = self.images.start.detach().clone()
@@ -250,15 +239,7 @@ class _Chain:
                 ratio = self._lowest() / self.sigma
                 self.sigma *= min(1.0, ratio) ** (1 / (attack.levels - level))
             sigma = self.sigma
-            fresh = (
-                attack.renoise
-                * sigma
-                * normal(
-                    u.shape,
-                    self.generator,
-                    like=u,
-                )
-            )
+            fresh = attack.renoise * sigma * normal(u.shape, self.generator, like=u)
             anchor = self._denoised(u.detach() + fresh, sigma)
             with torch.no_grad():
                 u.copy_(anchor)
@@ -376,7 +357,11 @@ class _Chain:
         return None
 
 
-def softened(task: Task, probe: Tensor, hardness: float) -> Task:
+def softened(
+    task: Task,
+    probe: Tensor,
+    hardness: float,
+) -> Task:
     """The task with Softplus in place of ReLU and LeakyReLU modules, as hard for each one's inputs
     (of examples `probe`).
     """

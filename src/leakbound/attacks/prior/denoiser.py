@@ -29,7 +29,12 @@ WAVES = (1.0, 2.0, 4.0, 8.0)
 class DenoisingBlock(nn.Module):
     """A residual block of two layers; `known` (noise level, class) shifts and scales channels."""
 
-    def __init__(self, known: int, width: int, flat: bool) -> None:
+    def __init__(
+        self,
+        known: int,
+        width: int,
+        flat: bool,
+    ) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(1 if flat else math.gcd(8, width), width)
         self.film = nn.Linear(known, 2 * width)
@@ -45,7 +50,12 @@ class DenoisingBlock(nn.Module):
 class UNet(nn.Module):
     """Three levels for images (N, C, H, W), each of half the side of the one before."""
 
-    def __init__(self, shape: tuple[int, ...], known: int, width: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        known: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.fold = 2 if min(shape[1:]) >= FOLDED else 1
         channels = shape[0] * self.fold**2
@@ -74,11 +84,7 @@ class UNet(nn.Module):
             x = wider(functional.avg_pool2d(levels[-1], 2))
         for block in self.middle:
             x = block(x, known)
-        for narrower, block in zip(
-            reversed(self.narrower),
-            reversed(self.up),
-            strict=True,
-        ):
+        for narrower, block in zip(reversed(self.narrower), reversed(self.up), strict=True):
             x = block(functional.interpolate(narrower(x), scale_factor=2.0) + levels.pop(), known)
         return functional.pixel_shuffle(self.last(x), self.fold)[:, :, :height, :width]
 
@@ -86,7 +92,12 @@ class UNet(nn.Module):
 class Perceptron(nn.Module):
     """Residual layers for flattened inputs."""
 
-    def __init__(self, shape: tuple[int, ...], known: int, width: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        known: int,
+        width: int,
+    ) -> None:
         super().__init__()
         size = math.prod(shape)
         self.first = nn.Linear(size, width)
@@ -151,17 +162,12 @@ def pictured(shape: tuple[int, ...]) -> bool:
     return has_neighbors(shape) and min(shape[1:]) >= SMALLEST
 
 
-def _layer(before: int, after: int, flat: bool) -> nn.Module:
-    return (
-        nn.Linear(before, after)
-        if flat
-        else nn.Conv2d(
-            before,
-            after,
-            3,
-            padding=1,
-        )
-    )
+def _layer(
+    before: int,
+    after: int,
+    flat: bool,
+) -> nn.Module:
+    return nn.Linear(before, after) if flat else nn.Conv2d(before, after, 3, padding=1)
 
 
 LEAST = 0.01
@@ -271,7 +277,11 @@ def _loss(
     return ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
 
 
-def _begin(model: Denoiser, inputs: Tensor, source: torch.Generator) -> None:
+def _begin(
+    model: Denoiser,
+    inputs: Tensor,
+    source: torch.Generator,
+) -> None:
     """Draw the weights, and measure what standardizes examples."""
     axes = (0, *range(2, inputs.ndim)) if pictured(model.shape) else (0,)
     center = inputs.mean(axes, keepdim=True)[0]

@@ -49,7 +49,11 @@ def digest(public: Batch) -> str:
     return state.hexdigest()
 
 
-def save_prior(path: Path, prior: Denoiser, about: Mapping[str, Any]) -> None:
+def save_prior(
+    path: Path,
+    prior: Denoiser,
+    about: Mapping[str, Any],
+) -> None:
     """Write a denoiser as .safetensors; only a file that leakbound wrote is replaced.
 
     `about` is kept as text metadata: the domain, the public set's digest, the training's settings.
@@ -127,7 +131,11 @@ def prior_for(
     if (model.center.dtype, model.center.device) != (like.dtype, like.device):
         model = copy.deepcopy(model).to(like)
 
-    def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
+    def denoise(
+        x: Tensor,
+        sigma: float,
+        labels: Tensor | None,
+    ) -> Tensor:
         known = labels if labels is not None and (labels < model.classes).all() else None
         with torch.no_grad():
             return model(x, x.new_full((len(x),), sigma), known)
@@ -183,7 +191,11 @@ def _of_user(
     center = like.new_full(observation.input_shape, (low + high) / 2)
     scale = torch.full_like(center, (high - low) / 4)
 
-    def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
+    def denoise(
+        x: Tensor,
+        sigma: float,
+        labels: Tensor | None,
+    ) -> Tensor:
         with torch.no_grad():
             denoised = denoiser(center + scale * x, sigma * (high - low) / 4)
         if not isinstance(denoised, Tensor) or denoised.shape != x.shape:

@@ -154,7 +154,11 @@ class Crowded(Exception):
     """More prefixes survive than the search may keep."""
 
 
-def decode(span: Span, blocks: Sequence[Block], cap: int) -> Tensor:
+def decode(
+    span: Span,
+    blocks: Sequence[Block],
+    cap: int,
+) -> Tensor:
     """Options (K, len(blocks)) whose values lie in the span, on the coordinates of all blocks.
 
     Blocks are added one by one. Prefixes outside the span's projection are dropped.
@@ -226,11 +230,7 @@ class _Test:
     def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
         """(N, len(columns)) what the options of prefixes (N, k) add together."""
         if not prefixes.shape[1]:
-            return torch.zeros(
-                len(prefixes),
-                len(columns),
-                dtype=torch.float64,
-            )
+            return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
         at = prefixes + self.starts[: prefixes.shape[1]]
         adds = self.adds[:, columns].contiguous()
         return torch.nn.functional.embedding_bag(at, adds, mode="sum")
@@ -241,7 +241,11 @@ def prior_rows(row: SentRow, domain: TableDomain) -> Tensor:
     return domain.blind(public_images(row.observation)).double().cpu().repeat(row.count, 1)
 
 
-def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
+def decoded(
+    row: SentRow,
+    seen: LayerView,
+    prefixes: int,
+) -> Answer:
     """The answer for one row of the update, from the layer `seen`."""
     blind = prior_rows(row, seen.domain)
     if row.is_zero:
@@ -378,14 +382,7 @@ class Survivors:
         chosen: Tensor,
     ) -> Survivors:
         projected = span.on(torch.cat([block.places for block in seen.levels]))
-        values = [
-            b.seen[k]
-            for b, k in zip(
-                seen.levels,
-                chosen.T,
-                strict=True,
-            )
-        ]
+        values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
         weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
         points = weights * span.sizes
@@ -406,7 +403,12 @@ class Survivors:
         least = LIKE * float(self.points.norm())
         return int(torch.linalg.matrix_rank(self.points, tol=least)) < self.span.rank
 
-    def answer(self, sure: int, tried: int, blind: Tensor) -> Answer:
+    def answer(
+        self,
+        sure: int,
+        tried: int,
+        blind: Tensor,
+    ) -> Answer:
         """Rows for all examples: of the first `sure`, which passed the tests among `tried`, then of
         the others, repeats, baselines.
         """

@@ -212,7 +212,11 @@ def linear_inputs(task: Task, rows: Tensor) -> dict[str, Tensor]:
     }
 
 
-def joint(task: Task, name: str, flat: Tensor) -> Tensor:
+def joint(
+    task: Task,
+    name: str,
+    flat: Tensor,
+) -> Tensor:
     """(units, d) a linear layer's part of a flat vector (P,), with its bias last if it is sent."""
     sent = task.unflatten(flat)
     weight = sent[parameter(name, "weight")]
@@ -230,7 +234,11 @@ def silent(
     """(N, units) whether no output of the model depends on a unit of the linear layer `name`."""
     held: list[Tensor] = []
 
-    def cut(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    def cut(
+        _: nn.Module,
+        __: Any,
+        output: Tensor,
+    ) -> Tensor:
         held.append(output.detach().requires_grad_())
         return held[-1]
 

@@ -142,7 +142,11 @@ def _fits(
 
 
 @torch.no_grad()
-def _adds(task: Task, module: nn.Module, pair: Pair) -> bool:
+def _adds(
+    task: Task,
+    module: nn.Module,
+    pair: Pair,
+) -> bool:
     """Whether the module adds a multiple of B A x to what it computes without B."""
     tensors = task.tensors()
     source = stream(0, "adapter", "experiment")
@@ -235,7 +239,11 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().max()) > LAYER_ONE * float(a.abs().max())
 
 
-def gradient_rows(row: SentRow, pair: Pair, name: str) -> Tensor:
+def gradient_rows(
+    row: SentRow,
+    pair: Pair,
+    name: str,
+) -> Tensor:
     """Rows (m, w) of the gradient of A or B in one row of the update, in units of their rounding.
 
     Noise that the attacker knows counts as rounding. If the update is a difference of rounded
@@ -307,7 +315,11 @@ def _spacing(
     return None
 
 
-def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
+def shared_space(
+    task: Task,
+    layer: FirstLayer,
+    places: int,
+) -> Tensor | None:
     """(d, c) orthonormal: the space of what the places add to the layer's inputs; outside of it,
     all places of a token have one direction. None if the inputs have another form.
 
@@ -509,15 +521,7 @@ class AdapterPursuit(Attack):
                 f"the layer's inputs depend on the place in no additive way, and {total} tokens at "
                 f"{domain.length} places do not fit in memory"
             )
-        inside = (
-            torch.zeros(
-                width,
-                0,
-                dtype=torch.float64,
-            )
-            if space is None
-            else space
-        )
+        inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
         # Wrong atoms may be chosen on the way; pruning drops them.
         most = int(self.spare * count * domain.length) + 8
         atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
@@ -543,15 +547,7 @@ def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     """The gradients of A of the layer's adapters in one row, in units of their rounding."""
     pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
     blocks = [gradient_rows(row, pair, pair.a) for pair in pairs]
-    return (
-        torch.cat(blocks)
-        if blocks
-        else torch.zeros(
-            0,
-            1,
-            dtype=torch.float64,
-        )
-    )
+    return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
 
 
 def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
@@ -626,11 +622,7 @@ def _filled(
 ) -> tuple[Tensor, str | None]:
     """Sequences (count, n) with the tokens found, and what is not known of them."""
     if not result.tokens:
-        return torch.zeros(
-            count,
-            length,
-            dtype=torch.int64,
-        ), f"no token was found: {result.why}"
+        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {result.why}"
     if len(result.tokens) > count * length:
         return torch.zeros(count, length, dtype=torch.int64), (
             f"no set of tokens is found: {result.why}. Noise, dropout, or an update that is not "

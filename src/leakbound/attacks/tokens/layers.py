@@ -39,7 +39,11 @@ def token_domain(task: Task) -> TokenDomain:
 
 
 @torch.no_grad()
-def inputs_of(task: Task, name: str, sequences: Tensor) -> Tensor:
+def inputs_of(
+    task: Task,
+    name: str,
+    sequences: Tensor,
+) -> Tensor:
     """What the module `name` gets for sequences (N, n), as (N, n, d); later layers do not run.
 
     Raises:
@@ -131,7 +135,11 @@ def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
     return torch.cat([prefixes, rest], 1)
 
 
-def whole(observation: Observation, task: Task, names: Sequence[str]) -> bool:
+def whole(
+    observation: Observation,
+    task: Task,
+    names: Sequence[str],
+) -> bool:
     """Whether the update has every entry of these parameters: no mask withholds some."""
     mask = observation.update.mask
     if mask is None:
@@ -268,7 +276,11 @@ def first_linear(task: Task) -> str | None:
     return None
 
 
-def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
+def _slopes(
+    task: Task,
+    reader: str,
+    ids: Tensor,
+) -> dict[str, Tensor]:
     """The slopes of a random mixture of what the module `reader` gets, by parameters that matter"""
     leaves = {
         k: p.detach().clone().requires_grad_() for k, p in task.unflatten(task.parameters).items()
@@ -282,15 +294,7 @@ def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
         parts = torch.autograd.grad(
             (seen * mixture).sum(), list(leaves.values()), allow_unused=True
         )
-    return {
-        name: part.cpu()
-        for name, part in zip(
-            leaves,
-            parts,
-            strict=True,
-        )
-        if part is not None
-    }
+    return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
 
 
 # --- linear layers and what they get -----------------------------------------------------------
@@ -387,7 +391,11 @@ def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
     return plain[0], tuple(mixed[start:])
 
 
-def _another(base: Tensor, other: Tensor, place: int) -> int:
+def _another(
+    base: Tensor,
+    other: Tensor,
+    place: int,
+) -> int:
     """A token other than that of the probe at a place, if there is one."""
     used = int(base[0, place])
     tokens = (*other[0].tolist(), *base[0].tolist())
@@ -480,17 +488,7 @@ def _last_labels(
     for prefix in prefixes:
         ids = prefix[None].to(device)
         inside = inputs_of(task, head.names[0], ids)[0].double().cpu()
-        errors = (
-            call(
-                task,
-                task.tensors(),
-                ids,
-                twice=False,
-            )[0]
-            .double()
-            .cpu()
-            .softmax(-1)
-        )
+        errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
         if errors.shape[-1] != vocabulary:
             return none
         # All labels but the last are known: they are the next tokens.

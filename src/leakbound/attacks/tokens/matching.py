@@ -426,7 +426,11 @@ class _TakesWeights:
     padding: int | None
 
     def __call__(self, weights: Tensor) -> Tensor:
-        def mixed(module: Any, _: Any, output: Tensor) -> Tensor:
+        def mixed(
+            module: Any,
+            _: Any,
+            output: Tensor,
+        ) -> Tensor:
             rows = module.weight[self.candidates]
             if module.padding_idx is not None:  # its row has no gradient
                 fixed = (self.candidates == module.padding_idx)[:, None]

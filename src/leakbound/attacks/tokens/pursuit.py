@@ -273,7 +273,11 @@ def certified(
     return True, f"{count} tokens, {room} dimensions and rank {len(s)}: no other set is as small"
 
 
-def _by_chance(atoms: int, free: int, share: float) -> float:
+def _by_chance(
+    atoms: int,
+    free: int,
+    share: float,
+) -> float:
     """How many sets of two or three random atoms, in `free` dimensions, leave at most this share of
     the square of a direction.
     """
@@ -287,7 +291,11 @@ def _by_chance(atoms: int, free: int, share: float) -> float:
     return total
 
 
-def _replaced(atoms: Atoms, chosen: Chosen, inside: Tensor) -> Tensor:
+def _replaced(
+    atoms: Atoms,
+    chosen: Chosen,
+    inside: Tensor,
+) -> Tensor:
     """(k,) for each chosen atom, the largest share of its own direction that another one covers."""
     held = torch.stack([atoms.at(one) for one in chosen.where], 1)
     basis = torch.linalg.qr(torch.cat([inside, held], 1))[0]

@@ -241,7 +241,11 @@ class _Rows:
         return replace(rows, seen=kept, problem=said)
 
 
-def _part(task: Task, name: str, flat: Tensor) -> Tensor:
+def _part(
+    task: Task,
+    name: str,
+    flat: Tensor,
+) -> Tensor:
     """(rows, d) a parameter's part of a flat vector (P,), float64 on the CPU."""
     part = task.unflatten(flat)[name]
     return part.reshape(-1, part.shape[-1]).double().cpu()
@@ -293,7 +297,11 @@ def _untied(
     return _Rows(rest, seen, outside, 0.0, clear=_clear(away.sqrt(), seen))
 
 
-def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
+def _decayed(
+    weights: Tensor,
+    values: Tensor,
+    most: int,
+) -> _Rows:
     """The rows without a multiple of the weights, as weight decay adds it."""
     kept = weights[: len(values)]
     size = kept.square().sum(1)
@@ -336,7 +344,9 @@ def _apart(sizes: Tensor, most: int) -> Tensor:
 
 
 def _ordered(
-    row: SentRow, table: WordTable, rows: _Rows
+    row: SentRow,
+    table: WordTable,
+    rows: _Rows,
 ) -> tuple[Tensor | None, float, str | None]:
     """The sequence (1, n) of one example, the largest distance of a coefficient from 0 or 1, and
     what is not known of it; None and the reason if its order is not known.

@@ -359,13 +359,7 @@ class _Search:
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
-            away, allowed = span.far(
-                self._points(
-                    name,
-                    sequences[left],
-                    newest=newest,
-                )
-            )
+            away, allowed = span.far(self._points(name, sequences[left], newest=newest))
             inside = away <= allowed
             if not newest:
                 away = away.amax(1)
@@ -385,11 +379,7 @@ class _Search:
 
     def _none(self, said: str) -> tuple[Tensor, float, str]:
         return (
-            torch.zeros(
-                0,
-                self.scene.domain.length,
-                dtype=torch.int64,
-            ),
+            torch.zeros(0, self.scene.domain.length, dtype=torch.int64),
             float("nan"),
             said,
         )

@@ -107,14 +107,7 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "content": content,
         "numbers": {name: number for number, name in enumerate(get_args(Part), 1)},
         "figures": figures,
-        "pictures": [
-            _pictures(*both)
-            for both in zip(
-                runs,
-                content.subjects,
-                strict=False,
-            )
-        ],
+        "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
         "unstated": NOT_STATED,
         "side": SIDE,
         "meanings": MEANINGS,

@@ -65,7 +65,11 @@ def silent(items: Iterable[Item]) -> int:
     return sum(one.value is None and one.name in STATEMENTS for one in items)
 
 
-def asked(name: str, statements: Mapping[str, str], words: str = "") -> Item:
+def asked(
+    name: str,
+    statements: Mapping[str, str],
+    words: str = "",
+) -> Item:
     given = statements.get(name) or None
     source = "--declare" if given else f"nobody: give --declare {name}=..."
     return item(name, given, "declared", source, words)
@@ -141,7 +145,9 @@ def attacker(
 
 
 def thresholds(
-    info: RunInfo, assessments: Iterable[Assessment], who: str | None
+    info: RunInfo,
+    assessments: Iterable[Assessment],
+    who: str | None,
 ) -> tuple[parts.ThresholdLine, ...]:
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
     lines = []

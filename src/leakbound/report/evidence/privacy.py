@@ -59,14 +59,7 @@ def accountant_of(epsilon: Callable[..., float], delta: float) -> Accountant:
     """`epsilon`: that of `leakbound.bounds.conversions`, which this package may not import."""
 
     def of_release(noise: float) -> Epsilons:
-        both = (
-            epsilon(
-                noise,
-                delta=delta,
-                replace=replace,
-            )
-            for replace in (False, True)
-        )
+        both = (epsilon(noise, delta=delta, replace=replace) for replace in (False, True))
         return Epsilons(delta, *(one if math.isfinite(one) else "infinite" for one in both))
 
     return of_release
@@ -159,7 +152,11 @@ def _words(epsilons: Epsilons | None) -> str | None:
     return words if other is None else f"{words}; {other} at that delta, one replaced"
 
 
-def _covered(name: str, words: str, statements: Mapping[str, str]) -> Item:
+def _covered(
+    name: str,
+    words: str,
+    statements: Mapping[str, str],
+) -> Item:
     """What the mechanism covers, and beside it what somebody declared."""
     stated = statements.get(name)
     return _constructed(name, f"{words}; declared: {stated}" if stated else words)

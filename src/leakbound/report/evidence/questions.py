@@ -146,7 +146,10 @@ def _on_extraction(
 
 
 def _on_tests(
-    attacks: Sequence[str], claims: Sequence[PrivacyClaim], *, columns: bool
+    attacks: Sequence[str],
+    claims: Sequence[PrivacyClaim],
+    *,
+    columns: bool,
 ) -> Iterable[Row]:
     """One line for each kind of attack that the opinion names."""
     ran = f"Attacks that ran: {listing(attacks[:20])}." if attacks else "No attack was run."

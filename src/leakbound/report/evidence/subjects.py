@@ -307,7 +307,9 @@ def _strongest(
 
 
 def _private(
-    summary: RunSummary, statements: Mapping[str, str], accountant: Accountant
+    summary: RunSummary,
+    statements: Mapping[str, str],
+    accountant: Accountant,
 ) -> list[parts.PrivacyClaim]:
     statistics = any(a.threat.statistics_known for a in summary.assessments)
     defenses = grouped((summary.names.defense(a), a.defense) for a in summary.assessments)

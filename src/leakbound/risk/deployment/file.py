@@ -65,7 +65,11 @@ def parse(table: Mapping[str, Any]) -> Deployment:
         raise ValueError(in_words(str(error), Deployment)[1]) from None
 
 
-def in_words(text: str, kind: Any, whole: str = "the file") -> tuple[str, str]:
+def in_words(
+    text: str,
+    kind: Any,
+    whole: str = "the file",
+) -> tuple[str, str]:
     """The key of an error of msgspec; and in words: what is wrong, and the nearest known key."""
     where = PATH.search(text)
     key = whole if where is None or not where[1] else where[1]
@@ -169,7 +173,11 @@ class Library:
         return placed({**self.always, **stated, **self.more(table)})
 
 
-def _check_parameter(where: str, key: str, value: Any) -> None:
+def _check_parameter(
+    where: str,
+    key: str,
+    value: Any,
+) -> None:
     if key == "mechanism":
         return
     shown = str(value)[:40]

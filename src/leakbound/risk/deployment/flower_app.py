@@ -127,7 +127,12 @@ def _flat(table: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return flat
 
 
-def _number(key: str, value: Any, *, whole: bool) -> float | int | None:
+def _number(
+    key: str,
+    value: Any,
+    *,
+    whole: bool,
+) -> float | int | None:
     """The value; None for 0 where a count is asked for, as apps write "off" so."""
     wrong = isinstance(value, bool) or not isinstance(value, int | float)
     if wrong or not -LARGEST <= value <= LARGEST:
@@ -139,7 +144,11 @@ def _number(key: str, value: Any, *, whole: bool) -> float | int | None:
     return int(value) or None
 
 
-def _line(text: str, fact: str, where: Mapping[str, str]) -> int | None:
+def _line(
+    text: str,
+    fact: str,
+    where: Mapping[str, str],
+) -> int | None:
     key = where.get(fact) or where.get(fact.replace("noise.", "claim."))
     key = key or where.get(fact.replace("claim.", "noise."))
     return None if key is None else line_of(text, f"{HERE}.{key}")

@@ -321,7 +321,11 @@ def _opened(deployment: Deployment) -> bool:
     return hidden.kind == "homomorphic" and hidden.shared_key is not False
 
 
-def _shares(deployment: Deployment, z: float, server: bool) -> Level:
+def _shares(
+    deployment: Deployment,
+    z: float,
+    server: bool,
+) -> Level:
     """Each client adds its part of the sum's noise."""
     cohort = deployment.participation.cohort
     hidden = deployment.secure_aggregation
@@ -637,12 +641,7 @@ def _in_bins(
     @cache
     def at(log: float) -> float:
         inside = math.exp(min(max(log, -700.0), math.log1p(-1e-12)))
-        return balls_in_bins(
-            noise,
-            factor=factor,
-            bins=bins,
-            kappa=inside,
-        )
+        return balls_in_bins(noise, factor=factor, bins=bins, kappa=inside)
 
     def special(blind: Array) -> Array:  # it rises with kappa: the next grid point is above
         many = blind.size > 16

@@ -110,15 +110,7 @@ class _Stated:
         line: int | None = None,
         fatal: bool = False,
     ) -> None:
-        self.mistakes.append(
-            Mistake(
-                name=name,
-                key=key,
-                text=text,
-                line=line,
-                fatal=fatal,
-            )
-        )
+        self.mistakes.append(Mistake(name=name, key=key, text=text, line=line, fatal=fatal))
 
     def wrong(
         self,
@@ -163,7 +155,10 @@ class _Stated:
 
 
 def read(
-    path: Path | str, *, entries: int | None = None, steps: int | None = None
+    path: Path | str,
+    *,
+    entries: int | None = None,
+    steps: int | None = None,
 ) -> tuple[Deployment, tuple[Mistake, ...]]:
     """The facts that an NVFlare client's settings state, and the mistakes in them.
 
@@ -274,7 +269,11 @@ def _path_of(row: Table) -> str:
     return next((row[name] for name in _PATHS if isinstance(row.get(name), str)), "")
 
 
-def _filter(row: Table, key: str, why_not: str | None = None) -> _Filter:
+def _filter(
+    row: Table,
+    key: str,
+    why_not: str | None = None,
+) -> _Filter:
     path = _path_of(row)
     args = row.get("args") or {}
     if not path or not isinstance(args, dict):
@@ -368,7 +367,11 @@ def _names(value: Any) -> Iterator[tuple[int, str, str]]:
             yield from _names(inner)
 
 
-def _of_server(client: Path, table: Table, facts: _Stated) -> str:
+def _of_server(
+    client: Path,
+    table: Table,
+    facts: _Stated,
+) -> str:
     """State rounds, cohort and weights from the job's other files; the training task's name."""
     root = client.resolve().parent.parent.parent
     meta = _load(root / "meta.json")[1] if (root / "meta.json").is_file() else {}

@@ -65,16 +65,7 @@ class Row:
         """The row as JSON values."""
         names = ("reached", "attained", "bound", "verdict")
         values = asdict(self) | {"protected": self.protected, "rises": list(map(list, self.rises))}
-        values["thresholds"] = [
-            dict(
-                zip(
-                    names,
-                    row,
-                    strict=True,
-                )
-            )
-            for row in self.thresholds
-        ]
+        values["thresholds"] = [dict(zip(names, row, strict=True)) for row in self.thresholds]
         return values
 
 
@@ -143,7 +134,9 @@ def state(
 
 
 def _thresholds(
-    law: AudienceLaw, against: RiskCriteria, known: dict[Any, Any]
+    law: AudienceLaw,
+    against: RiskCriteria,
+    known: dict[Any, Any],
 ) -> tuple[tuple[str, float, float, Verdict], ...]:
     eta = np.array([level for _, level in against.thresholds])
     # Several audiences often have one law: it is computed once.
