@@ -12,8 +12,10 @@ from leakbound.domains.known import known_parts
 
 COLUMNS = ("sex", "region", "illness")
 TABLE = TableDomain(
-    tuple(Column(name, "categorical", levels=("a", "b", "c", "d")) for name in COLUMNS)
-    + (Column("age", "integer", 0, 100, tolerance=2),)
+    (
+        *(Column(name, "categorical", levels=("a", "b", "c", "d")) for name in COLUMNS),
+        Column("age", "integer", 0, 100, tolerance=2),
+    )
 )
 
 

@@ -110,8 +110,8 @@ def test_what_it_needs(people):
     asks = Batch(people.inputs[:1].expand(2, -1), torch.tensor([0, 1]))
     with pytest.raises(NotApplicable, match="public examples"):
         read_attribute(seen, asks, stream(0, "c"))
+    few = replace(seen, auxiliary=Batch(people.inputs[:2], people.labels[:2]))
     with pytest.raises(NotApplicable, match="2 public examples for the 3"):
-        few = replace(seen, auxiliary=Batch(people.inputs[:2], people.labels[:2]))
         read_attribute(few, asks, stream(0, "c"))
     with pytest.raises(NotApplicable, match="one completion"):
         read_attribute(seen, Batch(people.inputs[:1], people.labels[:1]), stream(0, "c"))

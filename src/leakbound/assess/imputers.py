@@ -21,7 +21,8 @@ from leakbound.domains.known import Known
 
 __all__ = ["Completion", "completions", "prior_of_intruder"]
 
-FITTED, COUNTED = 20_000, 2_000
+FITTED = 20_000
+COUNTED = 2_000
 """Most examples that imputers are fitted on, and that they are counted on."""
 NEAREST = 10
 """Number of nearest neighbors that vote."""
@@ -148,7 +149,8 @@ def _of_group(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
     """The example of the target's group that matches the most of the group, part by part."""
     _, group = np.unique(np.vstack([known, targets]), axis=0, return_inverse=True)
     group = group.reshape(-1)
-    of_fitted, of_target = group[: len(known)], group[len(known) :]
+    of_fitted = group[: len(known)]
+    of_target = group[len(known) :]
     everyone = _voted(codes, np.arange(len(codes)))
     chosen = {int(g): _voted(codes, np.flatnonzero(of_fitted == g)) for g in set(of_target)}
     return np.array([everyone if chosen[g] is None else chosen[g] for g in of_target])
@@ -205,7 +207,8 @@ def _boosted(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
         wanted = levels[answer] if classified else answer
         order = np.argsort(values, kind="stable")
         after = np.searchsorted(values[order], wanted).clip(1, len(order) - 1)
-        left, right = values[order[after - 1]], values[order[after]]
+        left = values[order[after - 1]]
+        right = values[order[after]]
         nearest = np.where(wanted - left <= right - wanted, after - 1, after)
         donors[:, part] = order[nearest]
     return donors

@@ -30,12 +30,12 @@ RELATIVE = 1e-9
 NORMAL = 1.4826
 """From the median absolute deviation to a standard deviation, for normal values."""
 FAR = 4.0
-"""Values this many standard deviations apart, over left-out trainings, are told apart well."""
+"""Values this many standard deviations apart, over left-out trainings, are distinguished well."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttributeReading:
-    """What an update tells of the attribute.
+    """What an update leaks of the attribute.
 
     Attributes:
         value: place of the most likely completion.
@@ -98,30 +98,32 @@ def read_attribute(
     task = seen_task(observation)
     trained = []
     for _ in range(max(2, replays)):
-        company = torch.randperm(others.size, generator=generator)[: observation.examples - 1]
+        batchmates = torch.randperm(others.size, generator=generator)[: observation.examples - 1]
         order = torch.randperm(observation.examples, generator=generator)
         # One draw of people and of their order for all completions: only the attribute differs.
         trained.append(
             torch.stack(
                 [
-                    _update_with(observation, task, others, company, order, completions, value)
+                    _update_with(observation, task, others, batchmates, order, completions, value)
                     for value in range(completions.size)
                 ]
             )
         )
     rows = torch.stack(trained)
-    noise = observation.noise_variance
-    known_noise = 0.0 if noise is None else noise.flatten()
     sent = observation.update.rows.double().flatten()
+    noise = torch.zeros_like(sent)
+    if observation.noise_variance is not None:
+        noise = observation.noise_variance.flatten()
     if observation.update.mask is not None:
         seen = observation.update.mask.flatten().bool()
-        rows, sent = rows[..., seen], sent[seen]
-        known_noise = known_noise if noise is None else known_noise[seen]
-    filters = {size: _separation(rows, known_noise, size) for size in _sizes(rows.shape[-1])}
+        rows = rows[..., seen]
+        sent = sent[seen]
+        noise = noise[seen]
+    filters = {size: _separation(rows, noise, size) for size in _sizes(rows.shape[-1])}
     enough = [size for size, found in filters.items() if found.apart >= FAR]
     # Few coordinates that tell the values apart by far are those that nobody else moves.
     size = min(enough, default=max(filters, key=lambda size: filters[size].apart))
-    scores = _scores(rows, sent, known_noise, size)
+    scores = _scores(rows, sent, noise, size)
     expected = filters[size].right
     return AttributeReading(int(scores.argmax()), scores, expected)
 
@@ -147,17 +149,17 @@ def _update_with(
     observation: Observation,
     task: Task,
     others: Batch,
-    company: Tensor,
+    batchmates: Tensor,
     order: Tensor,
     completions: Batch,
     value: int,
 ) -> Tensor:
-    """(P,) the update of the person with one completion and of the company, without noise."""
+    """(P,) the update of the person with one completion and of the batchmates, without noise."""
     inputs = torch.cat(
-        [completions.inputs[value : value + 1].to(others.inputs), others.inputs[company]]
+        [completions.inputs[value : value + 1].to(others.inputs), others.inputs[batchmates]]
     )
     labels = torch.cat(
-        [completions.labels[value : value + 1].to(others.labels), others.labels[company]]
+        [completions.labels[value : value + 1].to(others.labels), others.labels[batchmates]]
     )
     rows = expected_rows(observation, task, inputs[order], labels[order])
     return rows.detach().double().flatten()
@@ -175,7 +177,7 @@ def _sizes(coordinates: int) -> list[int]:
     return [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
 
 
-def _separation(rows: Tensor, noise: Tensor | float, size: int) -> _Separation:
+def _separation(rows: Tensor, noise: Tensor, size: int) -> _Separation:
     margins = []
     spreads = []
     for left_out in range(len(rows)):
@@ -186,25 +188,23 @@ def _separation(rows: Tensor, noise: Tensor | float, size: int) -> _Separation:
             nearest = others[int(scores[others].argmax())]
             margins.append(scores[value] - scores[nearest])
             # The trainings have no noise, and the update does.
-            on_it = noise[telling] if isinstance(noise, Tensor) else torch.zeros(size)
-            spreads.append(((weights[value] - weights[nearest]).square() * on_it).sum())
-    apart = torch.stack(margins)
+            apart = (weights[value] - weights[nearest]).square()
+            spreads.append((apart * noise[telling]).sum())
+    margin = torch.stack(margins)
     # Medians: a training in which the person is in a short last batch counts many times as much.
-    center = float(apart.median())
-    spread = NORMAL * float((apart - center).abs().median())
+    center = float(margin.median())
+    spread = NORMAL * float((margin - center).abs().median())
     unit = math.hypot(spread, float(torch.stack(spreads).mean().sqrt()))
     unit += 1e-9 * abs(center) + 1e-300
-    return _Separation(center / unit, float((apart > 0).double().mean()))
+    return _Separation(center / unit, float((margin > 0).double().mean()))
 
 
-def _scores(rows: Tensor, sent: Tensor, noise: Tensor | float, size: int) -> Tensor:
+def _scores(rows: Tensor, sent: Tensor, noise: Tensor, size: int) -> Tensor:
     """(L,) log-likelihood ratios of the completions against their center."""
     return _filter(rows, sent, noise, size)[0]
 
 
-def _filter(
-    rows: Tensor, sent: Tensor, noise: Tensor | float, size: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _filter(rows: Tensor, sent: Tensor, noise: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores (L,), weights (L, size) and places (size,) of the coordinates that tell the most.
 
     Coordinates count as independent.

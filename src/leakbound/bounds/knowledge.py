@@ -28,7 +28,7 @@ from scipy import special
 from leakbound.bounds.composition import visible
 from leakbound.bounds.counting import Lift, PublicSample, gaussian_lift
 from leakbound.bounds.distances import Distance
-from leakbound.bounds.law import Array, between, non_negative, one, positive, probability, single
+from leakbound.bounds.law import between, non_negative, one, positive, probability
 
 __all__ = [
     "attribute_success",
@@ -121,12 +121,17 @@ def noise_for_gain(gain: ArrayLike) -> Any:
     return one(1 / (2 * math.sqrt(2) * special.erfinv(wanted)))
 
 
-def largest_gain(lift: Lift | float) -> tuple[float, float]:
-    """The largest F(q) - q over all prior successes q, never below the truth, and its q.
+def largest_gain(
+    lift: Lift | float,
+    *,
+    most: float = 1.0,
+) -> tuple[float, float]:
+    """The largest F(q) - q over prior successes q, never below the truth, and its q.
 
     Args:
         lift: F as in `PublicSample.success_bound`: rising, from the logarithm of a prior success;
             or the noise multiplier of one full-batch release.
+        most: the largest q, of an attacker whose success without the update is known to be below.
 
     Example:
         >>> gain, place = largest_gain(1.0)
@@ -134,19 +139,21 @@ def largest_gain(lift: Lift | float) -> tuple[float, float]:
         (0.3829, 0.31)
     """
     law = lift if callable(lift) else gaussian_lift(lift)
-    low, high = np.array([0.0]), np.array([1.0])
+    low = np.array([0.0])
+    high = np.array([most])
     for _ in range(1 + REFINED):
         part = np.linspace(0.0, 1.0, CELLS + 1)
         ends = low[:, None] + (high - low)[:, None] * part
         left = ends[:, :-1].ravel()
         right = ends[:, 1:].ravel()
         success = np.minimum(1.0, law(np.log(right)))
-        # F rises: within a cell F(q) - q is at most F(right) - left.
+        # F rises: within a part F(q) - q is at most F(right) - left.
         above = success - left
         reached = success - right
         best = int(np.argmax(reached))
         near = above >= reached[best]
-        low, high = left[near], right[near]
+        low = left[near]
+        high = right[near]
         # Where F(q) - q is flat, every part may hold the largest; the limit stands without more.
         if len(low) * CELLS > MOST_CELLS:
             break
@@ -164,13 +171,13 @@ def attribute_success(
     """Upper bound on reading one attribute for an attacker who knows everything else.
 
     The possible values of the attribute give clipped gradients in a ball of radius R around some
-    center. Against the release at the center, each moves the mean by at most R, and the guesses of
-    the values exclude one another: success is at most F(q) at the shift R / (s C), with q the best
-    guess without the update. For two equally likely values this is Phi(R / (s C)), which the
+    center. Against the release at the center, each moves the mean by at most R, and the answers
+    exclude one another: success is at most F(q) at the shift R / (s C), with q the best
+    answer without the update. For two equally likely values this is Phi(R / (s C)), which the
     matched filter attains. The steps that hold the example count as known to the attacker.
 
     Args:
-        prior: q, the best guess's success without the update, such as the largest class's share.
+        prior: q, the best answer's success without the update, such as the largest class's share.
         noise_multiplier: noise standard deviation / clip norm.
         radius: R / clip norm, at most 1 for any model; `enclosing_radius` measures it.
         sampling_rate: probability that a step holds the example.
@@ -186,7 +193,7 @@ def attribute_success(
     q = np.log(positive("prior", probability("prior", prior, closed=True)))
     with np.errstate(divide="ignore", invalid="ignore"):
         noise = non_negative("noise_multiplier", noise_multiplier) / share
-    # Values that all give one gradient are never told apart, not even without noise.
+    # Values that all give one gradient are never distinguished, not even without noise.
     noise = np.where(share == 0, np.inf, noise)
     return visible(noise, sampling_rate=sampling_rate, steps=steps, log_kappa=q)
 

@@ -466,7 +466,7 @@ class BoundOptions(TrainingOptions):
         "Federated training": "deployment flower nvflare audience",
         "Training": "noise_multiplier steps sampling_rate people participation",
         "Data": _DATA,
-        "Risk": "psnr share eta accept prior labels_known",
+        "Risk": "psnr share eta accept prior labels_known known",
         "Output": "explain delta out json",
     }
     RARE: ClassVar = "schema dim norm size channels exclude eta delta audience share labels_known"
@@ -489,6 +489,10 @@ class BoundOptions(TrainingOptions):
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
+    known: Annotated[str | None, Option("PARTS")] = None
+    """What an intruder knows of the example. Names of columns (birth_date,sex,zip), region:top or
+    region:0-13,0-27 of images, channels:0,2 or past:24 of series, prefix:10 of text. Shows what
+    the training adds for a stranger, for the intruder, and for anyone."""
     out: Directory = None
     """Write bound.json and a plot to this folder."""
 

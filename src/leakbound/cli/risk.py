@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +28,7 @@ from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
+from leakbound.risk.attackers import AttackerRow, three_attackers
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
     MOST_STEPS,
@@ -53,6 +55,7 @@ def bound(command: options.BoundOptions) -> int:
     with errors.status("bounding ..."):
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
+    attackers = _attackers(command, examples, edges)
     result = {
         "setting": edges.setting,
         "delta": command.delta,
@@ -60,6 +63,7 @@ def bound(command: options.BoundOptions) -> int:
         "accepted": command.accept,
         "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
+        "attackers": [row.plain() for row in attackers],
         "attained_scope": edges.attained_scope,
         "bound_scope": edges.bound_scope,
     }
@@ -67,6 +71,7 @@ def bound(command: options.BoundOptions) -> int:
         print(as_json(result))
     else:
         _show_bound(result, edges, examples, explain=command.explain)
+        _show_attackers(attackers)
     if command.out is not None:
         contents = as_json(result).encode(), _plot(edges, command)
         write_results(
@@ -75,6 +80,58 @@ def bound(command: options.BoundOptions) -> int:
             json=command.json,
         )
     return 0
+
+
+def _attackers(
+    command: options.BoundOptions,
+    examples: Examples,
+    edges: Corridor,
+) -> list[AttackerRow]:
+    """Stranger, intruder and anyone at the middle threshold, if known parts are named."""
+    if command.known is None:
+        return []
+    with errors.status("completing examples without the update ..."):
+        return list(
+            three_attackers(
+                edges.setting,
+                examples,
+                command.known,
+                psnr=_middle(command.psnr),
+                share=_middle(command.share),
+                labels_known=command.labels_known,
+                say=errors.say,
+            )
+        )
+
+
+def _middle(levels: Sequence[float]) -> float:
+    return sorted(levels)[len(levels) // 2]
+
+
+def _show_attackers(rows: Sequence[AttackerRow]) -> None:
+    """Three lines: who, what they reach without the update, and with it."""
+    if not rows:
+        return
+    shown = table(
+        "attacker", "reached", right=("without the update", "with it, at most", "adds at most")
+    )
+    for row in rows:
+        without = "anything" if row.without is None else f"at most {format_upper(row.without)}"
+        upper = "" if row.bound is None else format_upper(row.bound)
+        shown.add_row(row.attacker, row.goal, without, upper, format_upper(row.gain))
+        if row.measured is not None and row.from_measured is not None:
+            shown.add_row(
+                f"by {row.measured.imputer}",
+                f"{row.measured.matched} of {row.measured.total}",
+                f"at least {format_lower(row.measured.at_least)}",
+                format_upper(row.from_measured),
+                format_upper(max(0.0, row.from_measured - row.measured.share)),
+            )
+    console.print(shown)
+    console.print(
+        f"the intruder knows {safe(rows[1].knows)}; the line below holds if no intruder completes "
+        "more without the update than this imputer, the intruder's own line for all of them"
+    )
 
 
 def calibration(command: options.Calibrate) -> int:

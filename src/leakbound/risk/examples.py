@@ -41,7 +41,8 @@ class Examples:
 
     `images` are (n, dim), in the model's input units. `origins` says which come from one source.
     `left_out` names those that no amount of noise protects. `domain`: of rows of a table and of
-    series, whose distance is no mean squared error.
+    series, whose distance is no mean squared error. `form`: the domain of data, whatever its
+    distance.
     """
 
     dim: int
@@ -53,6 +54,7 @@ class Examples:
     origins: NDArray[Any] | None = None
     left_out: tuple[str, ...] = ()
     domain: Domain | None = None
+    form: Domain | None = None
 
     @property
     def count(self) -> int | None:
@@ -255,7 +257,7 @@ def _loaded(
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
     flat = flat[keep]
-    domain = dataset.domain
+    domain = dataset.domain.fitted(dataset.inputs)
     least = flat.min()
     most = flat.max()
     if domain.distance_is_rmse and (least < low or most > high):
@@ -271,7 +273,8 @@ def _loaded(
         tuple(np.array(names)[keep]),
         dataset.labels.numpy()[keep],
         None if dataset.origins is None else dataset.origins.numpy()[keep],
-        domain=None if domain.distance_is_rmse else domain.fitted(dataset.inputs),
+        domain=None if domain.distance_is_rmse else domain,
+        form=domain,
     )
 
 
