@@ -36,7 +36,7 @@ from leakbound.engines.tape import Call, PerExample, Recording, Slot, leaves, re
 _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
 
 
-class Known(NamedTuple):
+class KnownCall(NamedTuple):
     """A call's kind, and which of its arguments are values, weights and buffers."""
 
     kind: Kind
@@ -206,7 +206,7 @@ def _known(
     call: Call,
     found: Recording,
     uses: Counter[int],
-) -> Known | None:
+) -> KnownCall | None:
     """The kind of a call, if it has one: its arguments are numbers of sources then."""
     make = _FUNCTIONS.get(call.function)
     if make is None or call.part is not None:
@@ -228,10 +228,10 @@ def _known(
     fixed = not any(isinstance(own, PerExample) for own in leaves(at.options))
     if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
         return None
-    return Known(at.kind, at.options, values, weights, buffers)
+    return KnownCall(at.kind, at.options, values, weights, buffers)
 
 
-def _any_call(call: Call, live: set[int]) -> Known:
+def _any_call(call: Call, live: set[int]) -> KnownCall:
     straight = call.function in _STRAIGHT
     # x - y is linear; x - 1 is only affine, and its tangent must not subtract 1 again.
     straight |= call.function in _DIFFERENCES and call.arguments == (Slot(0), Slot(1))
@@ -242,7 +242,7 @@ def _any_call(call: Call, live: set[int]) -> Known:
         and not (call.options.get("value"))
     )
     options = {"call": call, "live": tuple(own in live for own in call.sources)}
-    return Known(Kind.STRAIGHT if straight else Kind.CURVED, options, call.sources)
+    return KnownCall(Kind.STRAIGHT if straight else Kind.CURVED, options, call.sources)
 
 
 def _everywhere(*names: str) -> Iterator[Any]:
@@ -259,8 +259,8 @@ def _linear(
     x: Any,
     weight: Any,
     bias: Any = None,
-) -> Known:
-    return Known(Kind.LINEAR, {}, (x,), (weight, bias))
+) -> KnownCall:
+    return KnownCall(Kind.LINEAR, {}, (x,), (weight, bias))
 
 
 _DEFAULTS = {
@@ -268,18 +268,18 @@ _DEFAULTS = {
     **dict.fromkeys(("stride", "dilation", "groups"), 1),
     **{"padding": 0, "training": False, "momentum": 0.1, "eps": 1e-5},
 }
-_Maker = Callable[..., "Known | None"]
+_Maker = Callable[..., "KnownCall | None"]
 
 
-def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], Known]], _Maker]:
+def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], KnownCall]], _Maker]:
     """A reader of a call from its arguments by name, with PyTorch's defaults."""
 
-    def decorate(make: Callable[[Call, dict[str, Any]], Known]) -> _Maker:
+    def decorate(make: Callable[[Call, dict[str, Any]], KnownCall]) -> _Maker:
         def of(
             call: Call,
             *given: Any,
             **options: Any,
-        ) -> Known:
+        ) -> KnownCall:
             named = dict(zip(names.split(), given, strict=False)) | options
             return make(call, _DEFAULTS | named)
 
@@ -288,40 +288,40 @@ def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], Known]], _M
     return decorate
 
 
-def _convolution(call: Call, at: dict[str, Any]) -> Known:
+def _convolution(call: Call, at: dict[str, Any]) -> KnownCall:
     own = (at[name] for name in ("stride", "padding", "dilation", "groups"))
     turned = "transpose" in call.name
     more = (at.get("output_padding", 0),) if turned else ()
     options = convolution(call.shapes[at["weight"].at][2:], *own, *more)
-    return Known(Kind.CONVOLUTION, options, (at["input"],), (at["weight"], at["bias"]))
+    return KnownCall(Kind.CONVOLUTION, options, (at["input"],), (at["weight"], at["bias"]))
 
 
 @_reads("input running_mean running_var weight bias training momentum eps")
-def _batch_norm(_: Call, at: dict[str, Any]) -> Known:
+def _batch_norm(_: Call, at: dict[str, Any]) -> KnownCall:
     own = ({"eps": at["eps"]}, (at["input"],), (at["weight"], at["bias"]))
     if at["training"]:
-        return Known(Kind.BATCH_STATISTICS, *own)
-    return Known(Kind.BATCH_NORM, *own, (at["running_mean"], at["running_var"]))
+        return KnownCall(Kind.BATCH_STATISTICS, *own)
+    return KnownCall(Kind.BATCH_NORM, *own, (at["running_mean"], at["running_var"]))
 
 
 @_reads("input normalized_shape weight bias eps")
-def _layer_norm(_: Call, at: dict[str, Any]) -> Known:
+def _layer_norm(_: Call, at: dict[str, Any]) -> KnownCall:
     options = {"shape": tuple(at["normalized_shape"]), "eps": at["eps"]}
-    return Known(Kind.LAYER_NORM, options, (at["input"],), (at["weight"], at["bias"]))
+    return KnownCall(Kind.LAYER_NORM, options, (at["input"],), (at["weight"], at["bias"]))
 
 
 @_reads("input num_groups weight bias eps")
-def _group_norm(_: Call, at: dict[str, Any]) -> Known:
+def _group_norm(_: Call, at: dict[str, Any]) -> KnownCall:
     options = {"groups": at["num_groups"], "eps": at["eps"]}
-    return Known(Kind.GROUP_NORM, options, (at["input"],), (at["weight"], at["bias"]))
+    return KnownCall(Kind.GROUP_NORM, options, (at["input"],), (at["weight"], at["bias"]))
 
 
 def _sum(
     _: Call,
     input: Any,
     other: Any,
-) -> Known:
-    return Known(Kind.SUM, {}, (input, other))
+) -> KnownCall:
+    return KnownCall(Kind.SUM, {}, (input, other))
 
 
 def _softmax(
@@ -329,9 +329,9 @@ def _softmax(
     input: Any,
     dim: int,
     **more: Any,
-) -> Known | None:
+) -> KnownCall | None:
     same = more.get("dtype") is None
-    return Known(Kind.SOFTMAX, {"dim": dim}, (input,)) if same else None
+    return KnownCall(Kind.SOFTMAX, {"dim": dim}, (input,)) if same else None
 
 
 def _mean(
@@ -339,11 +339,11 @@ def _mean(
     input: Any,
     dim: Any,
     keepdim: bool = False,
-) -> Known | None:
+) -> KnownCall | None:
     sides = len(call.before)
     dims = tuple(d % sides for d in ([dim] if isinstance(dim, int) else dim))
     whole = 0 in dims  # the examples, too
-    return None if whole else Known(Kind.MEAN, {"dims": dims, "keep": keepdim}, (input,))
+    return None if whole else KnownCall(Kind.MEAN, {"dims": dims, "keep": keepdim}, (input,))
 
 
 def _reshape(
@@ -351,12 +351,12 @@ def _reshape(
     input: Any,
     *_: Any,
     **__: Any,
-) -> Known | None:
+) -> KnownCall | None:
     examples = PerExample(0, 1)
     ends = call.before[:1] == call.after[:1] == (examples,)
     shape = call.after[1:]
     fits = ends and not any(isinstance(own, PerExample) for own in (*shape, *call.before[1:]))
-    return Known(Kind.RESHAPE, {"shape": shape}, (input,)) if fits else None
+    return KnownCall(Kind.RESHAPE, {"shape": shape}, (input,)) if fits else None
 
 
 def _dropout(
@@ -365,25 +365,25 @@ def _dropout(
     p: float = 0.5,
     training: bool = True,
     **__: Any,
-) -> Known | None:
-    return Known(Kind.IDENTITY, {}, (input,)) if not training or p == 0 else None
+) -> KnownCall | None:
+    return KnownCall(Kind.IDENTITY, {}, (input,)) if not training or p == 0 else None
 
 
-def _activation(make: Any) -> Callable[..., Known]:
-    return lambda _, input, *options, **more: Known(
+def _activation(make: Any) -> Callable[..., KnownCall]:
+    return lambda _, input, *options, **more: KnownCall(
         Kind.ACTIVATION, {"function": make(*options, **more)}, (input,)
     )
 
 
-def _pool(make: Any) -> Callable[..., Known | None]:
+def _pool(make: Any) -> Callable[..., KnownCall | None]:
     def of(
         call: Call,
         input: Any,
         *options: Any,
         **more: Any,
-    ) -> Known | None:
+    ) -> KnownCall | None:
         kind, chosen = make(*options, **more)
-        return Known(kind, chosen, (input,)) if len(call.before) == 4 else None
+        return KnownCall(kind, chosen, (input,)) if len(call.before) == 4 else None
 
     return of
 
@@ -392,42 +392,42 @@ def _product(
     _: Call,
     input: Any,
     other: Any,
-) -> Known:
+) -> KnownCall:
     if not isinstance(input, Slot):
         input, other = other, input
     if isinstance(other, int | float):
-        return Known(Kind.SCALE, {"factor": other}, (input,))
-    return Known(Kind.PRODUCT, {}, (input, other))
+        return KnownCall(Kind.SCALE, {"factor": other}, (input,))
+    return KnownCall(Kind.PRODUCT, {}, (input, other))
 
 
 def _quotient(
     _: Call,
     input: Any,
     other: Any,
-) -> Known | None:
+) -> KnownCall | None:
     number = isinstance(other, int | float) and bool(other)
-    return Known(Kind.SCALE, {"factor": 1 / other}, (input,)) if number else None
+    return KnownCall(Kind.SCALE, {"factor": 1 / other}, (input,)) if number else None
 
 
 def _matrix_product(
     call: Call,
     input: Any,
     other: Any,
-) -> Known | None:
+) -> KnownCall | None:
     one, two = (call.shapes[own.at] for own in (input, other))
     # `torch.bmm`, which the rule calls, does not broadcast.
     stacks = len(one) == len(two) > 2 and one[:-2] == two[:-2]
-    return Known(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None
+    return KnownCall(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None
 
 
 def _permute(
     call: Call,
     input: Any,
     *dims: Any,
-) -> Known | None:
+) -> KnownCall | None:
     order = dims[0] if len(dims) == 1 else dims
     sides = len(call.before)
-    return Known(Kind.PERMUTE, {"order": tuple(d % sides for d in order)}, (input,))
+    return KnownCall(Kind.PERMUTE, {"order": tuple(d % sides for d in order)}, (input,))
 
 
 def _transpose(
@@ -435,10 +435,10 @@ def _transpose(
     input: Any,
     one: int,
     two: int,
-) -> Known:
+) -> KnownCall:
     order = list(range(len(call.before)))
     order[one], order[two] = order[two], order[one]
-    return Known(Kind.PERMUTE, {"order": tuple(order)}, (input,))
+    return KnownCall(Kind.PERMUTE, {"order": tuple(order)}, (input,))
 
 
 _FUNCTIONS: dict[Any, _Maker] = {
@@ -470,7 +470,7 @@ _FUNCTIONS: dict[Any, _Maker] = {
     **dict.fromkeys(
         (getattr(functional, f"dropout{of}") for of in ("", "1d", "2d", "3d")), _dropout
     ),
-    Tensor.contiguous: lambda _, input, **__: Known(Kind.IDENTITY, {}, (input,)),
+    Tensor.contiguous: lambda _, input, **__: KnownCall(Kind.IDENTITY, {}, (input,)),
 }
 """How to read each function that has a kind, by its arguments."""
 _DIFFERENCES = {*_everywhere("sub", "subtract")}

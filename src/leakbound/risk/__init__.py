@@ -2,6 +2,7 @@
 
 from leakbound.assess.limits import ErrorBoundSpec
 from leakbound.assess.success import RiskSpec
+from leakbound.risk.attackers import AttackerRow, three_attackers
 from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
@@ -9,6 +10,7 @@ from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.target import Target
 
 __all__ = [
+    "AttackerRow",
     "BaselineMatches",
     "Calibration",
     "Corridor",
@@ -21,4 +23,5 @@ __all__ = [
     "calibrate",
     "calibrate_setting",
     "corridor",
+    "three_attackers",
 ]
