@@ -119,12 +119,12 @@ def read_attribute(
         rows = rows[..., seen]
         sent = sent[seen]
         noise = noise[seen]
-    filters = {size: _separation(rows, noise, size) for size in _sizes(rows.shape[-1])}
-    enough = [size for size, found in filters.items() if found.apart >= FAR]
+    filters = {own: _separation(rows, noise, own) for own in _filters(rows.shape[-1])}
+    enough = [own for own, found in filters.items() if found.apart >= FAR]
     # Few coordinates that tell the values apart by far are those that nobody else moves.
-    size = min(enough, default=max(filters, key=lambda size: filters[size].apart))
-    scores = _scores(rows, sent, noise, size)
-    expected = filters[size].right
+    chosen = min(enough, default=max(filters, key=lambda own: filters[own].apart))
+    scores = chosen(rows, sent, noise).scores
+    expected = filters[chosen].right
     return AttributeReading(int(scores.argmax()), scores, expected)
 
 
@@ -172,18 +172,61 @@ class _Separation(NamedTuple):
     right: float
 
 
-def _sizes(coordinates: int) -> list[int]:
-    """Numbers of coordinates that a filter may use: powers of 4, and all."""
-    return [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
+class _Answer(NamedTuple):
+    """Scores (L,) and how they depend on the coordinates `telling` of what was sent (L, size)."""
+
+    scores: Tensor
+    weights: Tensor
+    telling: Tensor
 
 
-def _separation(rows: Tensor, noise: Tensor, size: int) -> _Separation:
+class _Filter(NamedTuple):
+    """A filter on the `size` coordinates that tell the completions apart best.
+
+    `direction`: by the direction of the update alone. Its length depends on when the person took
+    part, such as in a short last batch, or late in a training by Adam.
+    """
+
+    size: int
+    direction: bool
+
+    def __call__(self, rows: Tensor, sent: Tensor, noise: Tensor) -> _Answer:
+        """Log-likelihood ratios, coordinates independent, or cosines.
+
+        Shapes: `rows` (replays, L, P), `sent` and `noise` (P,).
+        """
+        means = rows.mean(0)
+        variance = (rows - means).square().mean((0, 1)) + noise
+        variance = variance.clamp_min(RELATIVE * float(variance.max()) + 1e-300)
+        center = means.mean(0)
+        telling = ((means - center).square() / variance).amax(0).topk(self.size).indices
+        means = means[:, telling]
+        variance = variance[telling]
+        seen = sent[telling]
+        if not self.direction:
+            shifts = means - center[telling]
+            weights = shifts / variance
+            scores = weights @ (seen - center[telling]) - 0.5 * (weights * shifts).sum(1)
+            return _Answer(scores, weights, telling)
+        lengths = (means.square() / variance).sum(1).sqrt() + 1e-300
+        length = (seen.square() / variance).sum().sqrt() + 1e-300
+        weights = means / variance / lengths[:, None] / length
+        return _Answer(weights @ seen, weights, telling)
+
+
+def _filters(coordinates: int) -> list[_Filter]:
+    """Powers of 4 of the coordinates, and all."""
+    sizes = [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
+    return [_Filter(size, direction) for size in sizes for direction in (False, True)]
+
+
+def _separation(rows: Tensor, noise: Tensor, own: _Filter) -> _Separation:
     margins = []
     spreads = []
     for left_out in range(len(rows)):
         rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
         for value, row in enumerate(rows[left_out]):
-            scores, weights, telling = _filter(rest, row, noise, size)
+            scores, weights, telling = own(rest, row, noise)
             others = [at for at in range(len(scores)) if at != value]
             nearest = others[int(scores[others].argmax())]
             margins.append(scores[value] - scores[nearest])
@@ -197,27 +240,3 @@ def _separation(rows: Tensor, noise: Tensor, size: int) -> _Separation:
     unit = math.hypot(spread, float(torch.stack(spreads).mean().sqrt()))
     unit += 1e-9 * abs(center) + 1e-300
     return _Separation(center / unit, float((margin > 0).double().mean()))
-
-
-def _scores(rows: Tensor, sent: Tensor, noise: Tensor, size: int) -> Tensor:
-    """(L,) log-likelihood ratios of the completions against their center."""
-    return _filter(rows, sent, noise, size)[0]
-
-
-def _filter(rows: Tensor, sent: Tensor, noise: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (L,), weights (L, size) and places (size,) of the coordinates that tell the most.
-
-    Coordinates count as independent.
-
-    Shapes: `rows` (replays, L, P), `sent` (P,).
-    """
-    means = rows.mean(0)
-    variance = (rows - means).square().mean((0, 1)) + noise
-    variance = variance.clamp_min(RELATIVE * float(variance.max()) + 1e-300)
-    center = means.mean(0)
-    shifts = means - center
-    telling = (shifts.square() / variance).amax(0).topk(size).indices
-    weights = shifts[:, telling] / variance[telling]
-    away = (sent - center)[telling]
-    scores = weights @ away - 0.5 * (weights * shifts[:, telling]).sum(1)
-    return scores, weights, telling

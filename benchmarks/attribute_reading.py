@@ -1,0 +1,144 @@
+"""How often an update reveals one person's outcome: writes docs/results/attribute_reading.json.
+
+People are rows of german, drawn again, with a diagnosis of 300 codes that follow Zipf's law, as
+rare codes do in hospitals. The attacker knows everything of a person but the outcome, and that the
+person alone has the code. About 15 minutes on one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import data
+from leakbound._util.intervals import clopper_pearson
+from leakbound.attacks.attribute import read_attribute
+from leakbound.core import Batch, LocalPlan, Task
+from leakbound.defenses import Defense, DpSgd, NoDefense, SecureAggregation
+from leakbound.protocol import play
+from leakbound.randomness import stream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
+
+CODES = 300
+PEOPLE = 256
+PUBLIC = 3000
+ASKED = 100
+"""People whose outcome is asked for, of each setting."""
+A_SITE = 6
+"""Most people of one round who are asked for."""
+PLANS = {
+    "1 step of SGD": LocalPlan(learning_rate=0.1),
+    "3 epochs, SGD 0.05": LocalPlan(24, 0.05, 32),
+    "3 epochs, Adam 0.001": LocalPlan(24, 0.001, 32, "adam"),
+}
+
+
+def people(count: int, seed: int) -> Batch:
+    """Rows of german and a one-hot code; the outcome depends on the row."""
+    table = data.load("german")
+    draw = stream(seed, "people")
+    at = torch.randint(0, len(table.inputs), (count,), generator=draw)
+    law = 1 / torch.arange(1, CODES + 1).double()
+    code = torch.multinomial(law, count, replacement=True, generator=draw)
+    hot = nn.functional.one_hot(code, CODES).to(table.inputs)
+    return Batch(torch.cat([table.inputs[at], hot], 1), table.labels[at])
+
+
+def network(kind: str, width: int, seed: int) -> nn.Module:
+    """A model at random weights, drawn from a named stream."""
+    hidden = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 2))
+    model = nn.Linear(width, 2) if kind == "logistic regression" else hidden
+    draw = stream(seed, "weights")
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.copy_(torch.randn(weights.shape, generator=draw) / width**0.5)
+    return model
+
+
+def rounds(kind: str, plan: LocalPlan, sites: int, defense: Defense) -> Iterator[tuple[bool, bool]]:
+    """For each person asked for: whether the answer is right, and whether the outcome is 0."""
+    seed = 0
+    asked = 0
+    public = people(PUBLIC, 10**6)
+    while asked < ASKED:
+        seed += 1
+        parts = [people(PEOPLE // sites, 1000 * seed + site) for site in range(sites)]
+        everyone = Batch(torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts]))
+        task = Task.of(network(kind, everyone.inputs.shape[1], seed), plan=plan)
+        sources = [stream(seed, "play", at) for at in range(sites + 1)]
+        seen = play(task, parts, defense, sources).observation
+        seen = replace(seen, auxiliary=public)
+        for at, person, column in _sole_carriers(everyone.inputs)[: min(A_SITE, ASKED - asked)]:
+            completions = Batch(person.expand(2, -1), torch.tensor([0, 1]))
+            reading = read_attribute(
+                seen,
+                completions,
+                stream(seed, "attack", at),
+                alone=lambda batch, column=column: batch.inputs[:, column] == 0,
+            )
+            outcome = int(everyone.labels[at])
+            yield reading.value == outcome, outcome == 0
+            asked += 1
+
+
+def _sole_carriers(inputs: Tensor) -> list[tuple[int, Tensor, int]]:
+    """Who alone has a code: place, row and column."""
+    first = inputs.shape[1] - CODES
+    counts = inputs[:, first:].sum(0)
+    columns = (first + torch.nonzero(counts == 1).flatten()).tolist()
+    holders = [int(inputs[:, column].argmax()) for column in columns]
+    return [(at, inputs[at], column) for at, column in zip(holders, columns, strict=True)]
+
+
+def line(kind: str, name: str, sites: int, words: str, defense: Defense) -> list[str]:
+    """One line of the table."""
+    answers = list(rounds(kind, PLANS[name], sites, defense))
+    right = sum(own for own, _ in answers)
+    low, high = clopper_pearson(right, len(answers), 0.025)
+    zero = sum(outcome for _, outcome in answers)
+    common = max(zero, len(answers) - zero) / len(answers)
+    share = f"{right} of {len(answers)} ({100 * low:.0f} to {100 * high:.0f} %)"
+    return [kind, name, str(sites), words, share, f"{100 * common:.0f} %"]
+
+
+def main() -> int:
+    """Measure every setting and write the page."""
+    settings = [
+        *((kind, name, 1, "none", NoDefense()) for kind in KINDS for name in PLANS),
+        *((KINDS[1], "1 step of SGD", n, "none", SecureAggregation(n)) for n in (4, 8)),
+        (KINDS[1], "3 epochs, Adam 0.001", 4, "none", SecureAggregation(4)),
+        *(
+            (KINDS[1], "1 step of SGD", 1, f"DP-SGD, noise {noise:g}", DpSgd(1.0, noise))
+            for noise in (0.1, 1.0, 4.0)
+        ),
+    ]
+    table = []
+    for setting in settings:
+        table.append(line(*setting))
+        print(" | ".join(table[-1]), flush=True)
+    heads = ["model", "local training", "sites", "defense", "right answers", "the commoner outcome"]
+    page = {
+        "title": "One outcome of a known person",
+        "sections": [{"body": [WORDS, {"columns": heads, "align": "llrlll", "rows": table}]}],
+    }
+    (stored.FOLDER / "attribute_reading.json").write_text(stored.dumps(page), "utf-8")
+    return 0
+
+
+KINDS = ("logistic regression", "perceptron, 64 units")
+WORDS = (
+    f"{PEOPLE} people take part in a round; several sites share them and the attacker sees the "
+    f"mean. Each line asks for the outcomes of {ASKED} people who alone have their code, with a "
+    "95 % interval (Clopper and Pearson). The attacker has 3,000 public people, knows the local "
+    "training and, for DP-SGD, the noise."
+)
+
+if __name__ == "__main__":
+    sys.exit(main())
