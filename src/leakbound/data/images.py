@@ -93,7 +93,7 @@ class _File:
 
     name: str
     size: int
-    open: Callable[[], AbstractContextManager[Stream]]
+    opened: Callable[[], AbstractContextManager[Stream]]
 
     def read(self) -> bytearray:
         """All of it."""
@@ -102,7 +102,7 @@ class _File:
                 f"image {self.name!r} declares {self.size} bytes; the limit is {MAX_FILE}: remove "
                 "it"
             )
-        with self.open() as stream:
+        with self.opened() as stream:
             data = take(stream, self.size)
         if len(data) != self.size:
             raise ValueError(
@@ -225,7 +225,7 @@ def _decoder(file: _File) -> Decoder | None:
     if suffix or not file.size:
         return decode if suffix in _readable() else None
     # DICOM files often have no ending.
-    with file.open() as stream:
+    with file.opened() as stream:
         head = bytes(take(stream, dicom.HEAD))
     if dicom.begins(head):
         return dicom.decode
