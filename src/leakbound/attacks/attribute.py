@@ -180,7 +180,7 @@ class _Answer(NamedTuple):
     telling: Tensor
 
 
-class _Filter(NamedTuple):
+class _MatchedFilter(NamedTuple):
     """A filter on the `size` coordinates that tell the completions apart best.
 
     `direction`: by the direction of the update alone. Its length depends on when the person took
@@ -214,13 +214,13 @@ class _Filter(NamedTuple):
         return _Answer(weights @ seen, weights, telling)
 
 
-def _filters(coordinates: int) -> list[_Filter]:
+def _filters(coordinates: int) -> list[_MatchedFilter]:
     """Powers of 4 of the coordinates, and all."""
     sizes = [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
-    return [_Filter(size, direction) for size in sizes for direction in (False, True)]
+    return [_MatchedFilter(size, direction) for size in sizes for direction in (False, True)]
 
 
-def _separation(rows: Tensor, noise: Tensor, own: _Filter) -> _Separation:
+def _separation(rows: Tensor, noise: Tensor, own: _MatchedFilter) -> _Separation:
     margins = []
     spreads = []
     for left_out in range(len(rows)):
