@@ -212,12 +212,12 @@ class GaussianImages(Mixture):
         self.name = "Gaussian images"
 
     @classmethod
-    def from_samples(
+    def from_samples(  # type: ignore[override]
         cls,
         images: ArrayLike,
         *,
         components: int,
-    ) -> Self:  # type: ignore[override]
+    ) -> Self:
         """Mean and `components` leading directions of images; the rest share a variance."""
         k = int(single(whole, components=components))
         return cls(GaussianPart.from_samples(flat_images(images), k))
