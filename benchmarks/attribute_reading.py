@@ -137,7 +137,8 @@ WORDS = (
     f"{PEOPLE} people take part in a round; several sites share them and the attacker sees the "
     f"mean. Each line asks for the outcomes of {ASKED} people who alone have their code, with a "
     "95 % interval (Clopper and Pearson). The attacker has 3,000 public people, knows the local "
-    "training and, for DP-SGD, the noise."
+    "training and, for DP-SGD, the noise. Answers use no prior, so under strong noise the commoner "
+    "outcome is the better answer."
 )
 
 if __name__ == "__main__":

@@ -426,7 +426,7 @@ class TrainingOptions:
     participation: Annotated[Literal["visible", "hidden"], Option("WORD")] = "visible"
     """Are the example's steps visible or hidden? A server that selects clients sees them."""
     prior: Annotated[Prior | None, Option("PRIOR")] = None
-    """What the bound assumes about the data; by default "sample". "sample" uses no model,
+    """Assumption about the data; by default "sample". "sample" uses no model,
     only --data as public examples. "these": --data are the private examples themselves. "mixture",
     "gaussian", "gallery" and, for text, "bigram" are models fitted to --data (protected under a
     model). "sphere" is a uniform direction that needs no --data; under it nothing is called
