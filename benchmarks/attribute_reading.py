@@ -1,8 +1,9 @@
 """How often an update reveals one person's outcome: writes docs/results/attribute_reading.json.
 
 People are rows of german, drawn again, with a diagnosis of 300 codes that follow Zipf's law, as
-rare codes do in hospitals. The attacker knows everything of a person but the outcome, and that the
-person alone has the code. About 15 minutes on one thread.
+rare codes do in hospitals. No row of the people who train is a row of the public people. The
+attacker knows everything of a person but the outcome, and that the person alone has the code. About
+15 minutes on one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from leakbound.attacks.attribute import read_attribute
 from leakbound.core import Batch, LocalPlan, Task
 from leakbound.defenses import Defense, DpSgd, NoDefense, SecureAggregation
 from leakbound.protocol import play
-from leakbound.randomness import stream
+from leakbound.randomness import permutation, stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import stored
@@ -29,6 +30,8 @@ import stored
 CODES = 300
 PEOPLE = 256
 PUBLIC = 3000
+OPEN = 400
+"""Rows of german that public people are drawn from; the others are private."""
 ASKED = 100
 """People whose outcome is asked for, of each setting."""
 A_SITE = 6
@@ -40,11 +43,13 @@ PLANS = {
 }
 
 
-def people(count: int, seed: int) -> Batch:
+def people(count: int, seed: int, *, public: bool = False) -> Batch:
     """Rows of german and a one-hot code; the outcome depends on the row."""
     table = data.load("german")
     draw = stream(seed, "people")
-    at = torch.randint(0, len(table.inputs), (count,), generator=draw)
+    order = permutation(len(table.inputs), stream(0, "split"))
+    rows = order[:OPEN] if public else order[OPEN:]
+    at = rows[torch.randint(0, len(rows), (count,), generator=draw)]
     law = 1 / torch.arange(1, CODES + 1).double()
     code = torch.multinomial(law, count, replacement=True, generator=draw)
     hot = nn.functional.one_hot(code, CODES).to(table.inputs)
@@ -66,7 +71,7 @@ def rounds(kind: str, plan: LocalPlan, sites: int, defense: Defense) -> Iterator
     """For each person asked for: whether the answer is right, and whether the outcome is 0."""
     seed = 0
     asked = 0
-    public = people(PUBLIC, 10**6)
+    public = people(PUBLIC, 10**6, public=True)
     while asked < ASKED:
         seed += 1
         parts = [people(PEOPLE // sites, 1000 * seed + site) for site in range(sites)]
@@ -136,7 +141,8 @@ KINDS = ("logistic regression", "perceptron, 64 units")
 WORDS = (
     f"{PEOPLE} people take part in a round; several sites share them and the attacker sees the "
     f"mean. Each line asks for the outcomes of {ASKED} people who alone have their code, with a "
-    "95 % interval (Clopper and Pearson). The attacker has 3,000 public people, knows the local "
+    "95 % interval (Clopper and Pearson; up to 6 people are of one round). The attacker has 3,000 "
+    "public people, drawn from other rows than those who train, and knows the local "
     "training and, for DP-SGD, the noise. Answers use no prior, so under strong noise the commoner "
     "outcome is the better answer."
 )

@@ -188,3 +188,29 @@ def test_known_labels_stay_known_and_columns_are_checked():
         informed(PublicSample(rows), [0, 1, 2])
     with pytest.raises(ValueError, match="places from 0 to 2"):
         informed(PublicSample(rows), [3])
+
+
+@pytest.mark.slow
+def test_the_best_intruder_seldom_exceeds_the_bound_of_a_random_law():
+    """300 laws of (known, hidden): E F(q(a)), which a Gaussian release allows, against the bound.
+
+    The same count with the stranger's groups, as if nothing were known, must be exceeded often.
+    """
+    draw = np.random.default_rng(7)
+    exceeded = unaware = 0
+    for _ in range(300):
+        levels, values = draw.integers(2, 6, 2)
+        law = draw.dirichlet(np.full(levels * values, 10.0 ** draw.uniform(-1, 0.5)))
+        table_law = law.reshape(levels, values)
+        noise = 10.0 ** draw.uniform(-0.5, 0.7)
+        known, hidden = np.divmod(draw.choice(levels * values, 150, p=law), values)
+        rows = np.column_stack([known, hidden]).astype(float)
+        mass = table_law.sum(1)
+        best = table_law.max(1) / np.maximum(mass, 1e-300)
+        attained = float(mass @ gaussian(noise, kappa=np.minimum(best, 1.0)))
+        knows = informed(PublicSample(rows, distance=counted(2)), [0], distance=counted(1))
+        exceeded += attained > knows.success_bound(noise, 0.0)[0][0] * (1 + 1e-9)
+        alone = PublicSample(rows[:, 1:], distance=counted(1))
+        unaware += attained > alone.success_bound(noise, 0.0)[0][0] * (1 + 1e-9)
+    assert exceeded <= 300 * 0.05 + 2 * math.sqrt(300 * 0.05 * 0.95)
+    assert unaware > 30

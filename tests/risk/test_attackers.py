@@ -72,8 +72,9 @@ def test_a_whole_training_adds_more_than_a_step(german):
 def test_images_with_a_known_half():
     stranger, intruder, anyone = rows(Examples.of("digits"), 3.0, "region:top", psnr=15.0)
     assert intruder.measured.total > 500
-    assert intruder.gain <= anyone.gain
-    assert stranger.without <= 1
+    # Who sees the upper half completes some digits; without it a candidate matches few.
+    assert stranger.without < intruder.measured.at_least < intruder.measured.share
+    assert intruder.measured.share < intruder.from_measured < intruder.measured.share + anyone.gain
 
 
 def test_the_command_shows_three_lines(capsys):
@@ -84,7 +85,7 @@ def test_the_command_shows_three_lines(capsys):
     assert printed["attackers"][1]["measured"]["total"] == 500
     assert exit_code(words) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"the intruder knows {COARSE}" in shown
+    assert f"The intruder knows {COARSE}" in shown
     assert "adds at most" in shown
 
 
@@ -93,10 +94,9 @@ def test_the_command_shows_three_lines(capsys):
     [
         (["--data", "german", "--known", "zip"], "known names 'zip'"),
         (["--data", "mnist5k", "--known", "top"], "give region:"),
-        (
-            ["--dim", "9", "--norm", "1", "--prior", "sphere", "--known", "region:top"],
-            "give --data",
-        ),
+        (["--data", "german", "--known", "housing", "--prior", "these"], "leave prior out"),
+        (["--deployment", "d.toml", "--known", "housing"], "known is 'housing'"),
+        (["--dim", "9", "--norm", "1", "--known", "region:top"], "give data"),
     ],
 )
 def test_what_cannot_be_known_is_said(words, message, capsys):

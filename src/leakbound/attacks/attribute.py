@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util.memory import free_bytes
 from leakbound.attacks.base import expected_rows, seen_task
 from leakbound.core import Batch, NotApplicable, Observation, Task
 
@@ -27,6 +28,11 @@ __all__ = ["AttributeReading", "read_attribute"]
 
 RELATIVE = 1e-9
 """Smallest variance of a coordinate, as a share of the largest: no other person moves it."""
+MOST = 4**8
+"""Most coordinates that filters use. Of more, those that all trainings separate best are taken; the
+left-out trainings helped to choose them, so `expected` is then too favorable."""
+COPIES = 4
+"""How often the updates of all trainings are in memory at once, measured and rounded up."""
 NORMAL = 1.4826
 """From the median absolute deviation to a standard deviation, for normal values."""
 FAR = 4.0
@@ -39,7 +45,8 @@ class AttributeReading:
 
     Attributes:
         value: place of the most likely completion.
-        scores: (L,) log-likelihood ratios against the mean of all completions; the largest wins.
+        scores: (L,) log-likelihood ratios against the mean of all completions, or cosines with
+            what was sent, whichever the left-out trainings read better; the largest wins.
         expected: the share of the attacker's own trainings, each left out in turn, that the filter
             reads right. It is no confidence: it holds if the other people are like the public ones.
     """
@@ -73,7 +80,8 @@ def read_attribute(
     Assumptions: the person is in the update, and the local training and the defense are known.
 
     Raises:
-        NotApplicable: there are too few public examples, or one completion only.
+        NotApplicable: there are too few public examples, one completion only, or too little memory
+            for all trainings.
 
     Source: this project; docs/risk.md, "What the attacker already knows".
 
@@ -92,6 +100,7 @@ def read_attribute(
         True
     """
     check.count(replays=replays)
+    _check_memory(observation, replays * completions.size)
     if completions.size < 2:
         raise NotApplicable("there is one completion only: the attribute is known")
     others = _others(observation, alone)
@@ -110,22 +119,33 @@ def read_attribute(
             )
         )
     rows = torch.stack(trained)
-    sent = observation.update.rows.double().flatten()
-    noise = torch.zeros_like(sent)
+    sent = observation.update.rows.flatten()
+    noise = torch.zeros_like(sent, dtype=torch.float64)
     if observation.noise_variance is not None:
         noise = observation.noise_variance.flatten()
-    if observation.update.mask is not None:
-        seen = observation.update.mask.flatten().bool()
-        rows = rows[..., seen]
-        sent = sent[seen]
-        noise = noise[seen]
-    filters = {own: _separation(rows, noise, own) for own in _filters(rows.shape[-1])}
+    kept = _telling(rows, noise, observation.update.mask)
+    rows = rows[..., kept].double()
+    sent = sent[kept].double()
+    noise = noise[kept]
+    filters = _separations(rows, noise)
     enough = [own for own, found in filters.items() if found.apart >= FAR]
     # Few coordinates that tell the values apart by far are those that nobody else moves.
     chosen = min(enough, default=max(filters, key=lambda own: filters[own].apart))
-    scores = chosen(rows, sent, noise).scores
+    scores = chosen(_statistics(rows, noise), sent).scores
     expected = filters[chosen].right
     return AttributeReading(int(scores.argmax()), scores, expected)
+
+
+def _check_memory(observation: Observation, trainings: int) -> None:
+    """The updates of all trainings are kept, and joined once."""
+    rows = observation.update.rows
+    needed = COPIES * rows.element_size() * trainings * rows.numel()
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise NotApplicable(
+            f"it would take {needed / 1e9:.1f} GB for {trainings} trainings, and {free / 1e9:.1f} "
+            "GB are free; give fewer replays or completions"
+        )
 
 
 def _others(observation: Observation, alone: Callable[[Batch], Tensor] | None) -> Batch:
@@ -162,7 +182,7 @@ def _update_with(
         [completions.labels[value : value + 1].to(others.labels), others.labels[batchmates]]
     )
     rows = expected_rows(observation, task, inputs[order], labels[order])
-    return rows.detach().double().flatten()
+    return rows.detach().flatten()
 
 
 class _Separation(NamedTuple):
@@ -170,6 +190,14 @@ class _Separation(NamedTuple):
 
     apart: float
     right: float
+
+
+class _Statistics(NamedTuple):
+    """Of trainings: means (L, P), variance (P,) and the places (P,), the most telling first."""
+
+    means: Tensor
+    variance: Tensor
+    telling: Tensor
 
 
 class _Answer(NamedTuple):
@@ -190,23 +218,17 @@ class _MatchedFilter(NamedTuple):
     size: int
     direction: bool
 
-    def __call__(self, rows: Tensor, sent: Tensor, noise: Tensor) -> _Answer:
-        """Log-likelihood ratios, coordinates independent, or cosines.
-
-        Shapes: `rows` (replays, L, P), `sent` and `noise` (P,).
-        """
-        means = rows.mean(0)
-        variance = (rows - means).square().mean((0, 1)) + noise
-        variance = variance.clamp_min(RELATIVE * float(variance.max()) + 1e-300)
-        center = means.mean(0)
-        telling = ((means - center).square() / variance).amax(0).topk(self.size).indices
-        means = means[:, telling]
-        variance = variance[telling]
+    def __call__(self, trainings: _Statistics, sent: Tensor) -> _Answer:
+        """Log-likelihood ratios, coordinates independent, or cosines; `sent` is (P,)."""
+        telling = trainings.telling[: self.size]
+        means = trainings.means[:, telling]
+        variance = trainings.variance[telling]
         seen = sent[telling]
         if not self.direction:
-            shifts = means - center[telling]
+            center = means.mean(0)
+            shifts = means - center
             weights = shifts / variance
-            scores = weights @ (seen - center[telling]) - 0.5 * (weights * shifts).sum(1)
+            scores = weights @ (seen - center) - 0.5 * (weights * shifts).sum(1)
             return _Answer(scores, weights, telling)
         lengths = (means.square() / variance).sum(1).sqrt() + 1e-300
         length = (seen.square() / variance).sum().sqrt() + 1e-300
@@ -214,29 +236,65 @@ class _MatchedFilter(NamedTuple):
         return _Answer(weights @ seen, weights, telling)
 
 
-def _filters(coordinates: int) -> list[_MatchedFilter]:
-    """Powers of 4 of the coordinates, and all."""
+def _telling(rows: Tensor, noise: Tensor, mask: Tensor | None) -> Tensor:
+    """Places of the coordinates that tell the completions apart, at most MOST of those sent."""
+    places = torch.arange(rows.shape[-1], device=rows.device)
+    if mask is not None:
+        places = places[mask.flatten().bool()]
+    if len(places) <= MOST:
+        return places
+    separation = torch.cat(
+        [
+            _separation(*_moments(rows[..., some].double(), noise[some]))
+            for some in torch.split(places, MOST)
+        ]
+    )
+    return places[separation.topk(MOST).indices.sort().values]
+
+
+def _moments(rows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (L, P), and the variance (P,) over what other people do and the noise."""
+    means = rows.mean(0)
+    variance = (rows - means).square().mean((0, 1)) + noise
+    return means, variance.clamp_min(RELATIVE * float(variance.max()) + 1e-300)
+
+
+def _separation(means: Tensor, variance: Tensor) -> Tensor:
+    """(P,) how far a completion is from the center, in variances."""
+    return ((means - means.mean(0)).square() / variance).amax(0)
+
+
+def _statistics(rows: Tensor, noise: Tensor) -> _Statistics:
+    means, variance = _moments(rows, noise)
+    return _Statistics(means, variance, _separation(means, variance).argsort(descending=True))
+
+
+def _separations(rows: Tensor, noise: Tensor) -> dict[_MatchedFilter, _Separation]:
+    """Every filter on trainings that are left out in turn."""
+    coordinates = rows.shape[-1]
     sizes = [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
-    return [_MatchedFilter(size, direction) for size in sizes for direction in (False, True)]
-
-
-def _separation(rows: Tensor, noise: Tensor, own: _MatchedFilter) -> _Separation:
-    margins = []
-    spreads = []
+    filters = [_MatchedFilter(size, direction) for size in sizes for direction in (False, True)]
+    margins: dict[_MatchedFilter, list[Tensor]] = {own: [] for own in filters}
+    spreads: dict[_MatchedFilter, list[Tensor]] = {own: [] for own in filters}
     for left_out in range(len(rows)):
         rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
+        trainings = _statistics(rest, noise)
         for value, row in enumerate(rows[left_out]):
-            scores, weights, telling = own(rest, row, noise)
-            others = [at for at in range(len(scores)) if at != value]
-            nearest = others[int(scores[others].argmax())]
-            margins.append(scores[value] - scores[nearest])
-            # The trainings have no noise, and the update does.
-            apart = (weights[value] - weights[nearest]).square()
-            spreads.append((apart * noise[telling]).sum())
-    margin = torch.stack(margins)
+            for own in filters:
+                scores, weights, telling = own(trainings, row)
+                others = [at for at in range(len(scores)) if at != value]
+                nearest = others[int(scores[others].argmax())]
+                margins[own].append(scores[value] - scores[nearest])
+                # The trainings have no noise, and the update does.
+                apart = (weights[value] - weights[nearest]).square()
+                spreads[own].append((apart * noise[telling]).sum())
+    return {own: _summary(torch.stack(margins[own]), torch.stack(spreads[own])) for own in filters}
+
+
+def _summary(margin: Tensor, spreads: Tensor) -> _Separation:
     # Medians: a training in which the person is in a short last batch counts many times as much.
     center = float(margin.median())
     spread = NORMAL * float((margin - center).abs().median())
-    unit = math.hypot(spread, float(torch.stack(spreads).mean().sqrt()))
+    unit = math.hypot(spread, float(spreads.mean().sqrt()))
     unit += 1e-9 * abs(center) + 1e-300
     return _Separation(center / unit, float((margin > 0).double().mean()))

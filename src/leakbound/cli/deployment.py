@@ -43,6 +43,11 @@ def bound(command: options.BoundOptions) -> int:
     """
     if not any((command.deployment, command.flower, command.nvflare)):
         return risk.bound(command)
+    if command.known is not None:
+        raise ValueError(
+            f"known is {command.known!r}, which states one training; give --noise-multiplier, "
+            "--steps and --sampling-rate in place of a file"
+        )
     probability("accept", command.accept)
     probability("delta", command.delta)
     deployment, mistakes, source = _read(command)

@@ -22,7 +22,7 @@ from leakbound._util.formats import (
 )
 from leakbound.assess import sentences
 from leakbound.assess.criterion import Criterion
-from leakbound.bounds.counting import PublicSample
+from leakbound.bounds.counting import CONFIDENCE, PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_results
@@ -39,7 +39,7 @@ from leakbound.risk.corridor import (
     epsilon,
     examples_words,
 )
-from leakbound.risk.examples import Examples, listed, width_of
+from leakbound.risk.examples import SAMPLE, Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED, of_membership
 from leakbound.risk.target import Target
 
@@ -90,6 +90,11 @@ def _attackers(
     """Stranger, intruder and anyone at the middle threshold, if known parts are named."""
     if command.known is None:
         return []
+    if command.prior not in (None, SAMPLE):
+        raise ValueError(
+            f"known is {command.known!r}, which is counted on public examples without a model, but "
+            f"prior is {command.prior!r}; leave prior out"
+        )
     with errors.status("completing examples without the update ..."):
         return list(
             three_attackers(
@@ -129,8 +134,9 @@ def _show_attackers(rows: Sequence[AttackerRow]) -> None:
             )
     console.print(shown)
     console.print(
-        f"the intruder knows {safe(rows[1].knows)}; the line below holds if no intruder completes "
-        "more without the update than this imputer, the intruder's own line for all of them"
+        f"The intruder knows {safe(rows[1].knows)}. Each limit has {CONFIDENCE:.0%} confidence, on "
+        "average over examples. The line by an imputer assumes that no intruder completes more "
+        "without the update than this imputer does; the line above it assumes nothing of the kind."
     )
 
 
