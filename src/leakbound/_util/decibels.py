@@ -1,4 +1,4 @@
-"""Convert PSNR to mean squared error and back; the only place that does."""
+"""Convert decibels to errors and back; the only place that does."""
 
 from __future__ import annotations
 
@@ -46,11 +46,35 @@ def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
     return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf
 
 
-def capped_psnr(mse: float, data_range: float = 1.0) -> float:
-    """The PSNR of a reconstruction in dB, at most `PSNR_CAP`.
+def capped_psnr(mse: Any, data_range: float = 1.0) -> Any:
+    """The PSNR of a reconstruction, or of a tensor of them, in dB, at most `PSNR_CAP`.
 
     Example:
         >>> capped_psnr(0.01), capped_psnr(0.0)
         (20.0, 150.0)
     """
-    return -10 * math.log10(max(mse / data_range**2, 10 ** (-PSNR_CAP / 10)))
+    least = 10 ** (-PSNR_CAP / 10)
+    error = mse / data_range**2
+    if isinstance(error, float | int):
+        return -10 * math.log10(max(error, least))
+    return -10 * error.clamp_min(least).log10()
+
+
+def root_of_psnr(psnr: float) -> float:
+    """The root mean squared error 10^(-PSNR / 20), in units of the data's range.
+
+    Example:
+        >>> root_of_psnr(20.0)
+        0.1
+    """
+    return float(10 ** (-psnr / 20))
+
+
+def psnr_of_root(root: float) -> float:
+    """The PSNR in dB: the inverse of `root_of_psnr`.
+
+    Example:
+        >>> psnr_of_root(0.1)
+        20.0
+    """
+    return -20 * math.log10(root)

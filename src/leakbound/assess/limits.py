@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import psnr_of_mse
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound.assess.record import Attained, Bound, short
 from leakbound.assess.released import (
     Released,
@@ -237,7 +237,7 @@ def sample_error_bound(
     noise, scope, _ = private
     sample = known_sample(released)
     (low, high) = released.task.input_range
-    levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
+    levels = mse_of_psnr(np.array(GRID), high - low)
     value = released.of_public(
         ("sample error", *sample_key(released), noise, high - low),
         lambda: sample.mean_error(noise, levels),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound._util import files, optimizers
+from leakbound._util.decibels import root_of_psnr
 from leakbound._util.groups import grouped
 from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
@@ -325,8 +326,7 @@ def _attraction(
     low, high = point.criterion.domain.input_range
     starts = list[records.Start]()
     for closer in STARTS:
-        # By 20, not by 10: `within` is a root mean square.
-        spread = point.criterion.within / 10 ** (closer / 20)
+        spread = point.criterion.within * root_of_psnr(closer)
         truth = point.truth.inputs
         start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
         adam = GradientMatching(steps=POLISH, learning_rate=spread / 2)

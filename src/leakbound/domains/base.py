@@ -10,7 +10,13 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
+from leakbound._util.decibels import (
+    capped_psnr,
+    mse_of_psnr,
+    psnr_of_mse,
+    psnr_of_root,
+    root_of_psnr,
+)
 from leakbound._util.results import ColumnResult, SequenceResult
 from leakbound.randomness import uniform
 
@@ -283,9 +289,8 @@ class NumberDomain:
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) PSNR in dB, at most PSNR_CAP."""
         low, high = self.input_range
-        # The cap keeps equal examples from infinity.
-        error = self.distance(a, b).square() / (high - low) ** 2
-        return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+        scores: Tensor = capped_psnr(self.distance(a, b).square(), high - low)
+        return scores
 
     def coded(self, x: Tensor) -> Tensor:
         """Its numbers; no parts count."""
@@ -388,15 +393,16 @@ class SeriesDomain(NumberDomain):
 
     def within(self, *, psnr: float, share: float) -> float:
         """An error of 10^(-psnr/20) scales on the worst channel."""
-        return float(10 ** (-psnr / 20))
+        return root_of_psnr(psnr)
 
     def level(self, within: float) -> float:
         """In dB."""
-        return -20 * math.log10(within)
+        return psnr_of_root(within)
 
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) 20 log10 of scale over error on the worst channel, in dB."""
-        return -20 * self.distance(a, b).clamp_min(10 ** (-PSNR_CAP / 20)).log10()
+        scores: Tensor = capped_psnr(self.distance(a, b).square())
+        return scores
 
 
 class PartsDomain(ABC):

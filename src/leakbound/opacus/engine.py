@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from leakbound import check
 from leakbound._util import files
+from leakbound._util.decibels import mse_of_psnr
 from leakbound.bounds import conversions
 from leakbound.bounds.record_priors import Baseline
 from leakbound.core import NotApplicable
@@ -458,7 +459,7 @@ def refuse_misfit(
 def _width(target: Target) -> float:
     """The width of the input range for which the target's decibels equal its error."""
     assert target.psnr is not None
-    return math.sqrt(target.eta * 10 ** (target.psnr / 10))
+    return math.sqrt(target.eta / mse_of_psnr(target.psnr))
 
 
 def _first(dataset: Any) -> list[Tensor]:
