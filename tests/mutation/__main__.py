@@ -263,7 +263,8 @@ class Runner:
 
 
 def _sources(tree: Path) -> list[str]:
-    return [str(tree / "src"), str(tree / "reproductions" / "src")]
+    # Tests import `tools` from the root.
+    return [str(tree / "src"), str(tree / "reproductions" / "src"), str(tree)]
 
 
 def make(options: argparse.Namespace) -> None:
