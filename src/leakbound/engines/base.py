@@ -63,8 +63,8 @@ def kernels() -> str:
     With AVX2 they took 1.2 to 14 times as long as autograd, and PyTorch's own kernels 0.3 to 1.0
     (docs/engines.md). So bits depend only on the machine's type.
     """
-    given = os.environ.get(VARIABLE, "")
-    if given:
-        check.one_of(ENGINES, **{VARIABLE: given})
-        return given
+    engine = os.environ.get(VARIABLE, "")
+    if engine:
+        check.one_of(ENGINES, **{VARIABLE: engine})
+        return engine
     return "packed" if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else "plain"

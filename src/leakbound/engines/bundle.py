@@ -179,7 +179,7 @@ Place = tuple[int, Pair, bool]
 def _place(task: Task, layer: Layer) -> Place:
     """Where a layer's weights start, their shape as a matrix (O, I), whether a bias follows."""
     name, bias = layer.weights
-    shape, start = next((shape, start) for own, shape, start, _ in task.layout if own == name)
+    shape, start = next((shape, start) for key, shape, start, _ in task.layout if key == name)
     return start, (shape[0], math.prod(shape[1:])), bias is not None
 
 
@@ -215,11 +215,11 @@ class _Weighted(Rule):
         shape: Sequence[int],
         like: Tensor,
     ) -> Tensor:
-        found = self.kept.get(name)
-        if found is None or found.shape != tuple(shape):
+        buffer = self.kept.get(name)
+        if buffer is None or buffer.shape != tuple(shape):
             # Zeroed once: the border of a padded image is never written afterwards.
-            found = self.kept[name] = rows(shape, like).zero_()
-        return found
+            buffer = self.kept[name] = rows(shape, like).zero_()
+        return buffer
 
     def parts(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         weight = flat[:, self.start : self.middle].view(len(flat), *self.shape)
@@ -334,8 +334,8 @@ class BundledConvolution(_Weighted):
             (number, channels, *self.kernel, size, *self.sides),
             (n, c, down, right, b, down * self.stride[0], right * self.stride[1]),
         )
-        found = self.buffer(name, view.shape, a).copy_(view)
-        return found.view(number, self.shape[1], -1)
+        windows = self.buffer(name, view.shape, a).copy_(view)
+        return windows.view(number, self.shape[1], -1)
 
     def _folded(self, columns: Tensor, name: str) -> Tensor:
         """The sum of windows (N, C k k, B h w) at their positions, in a buffer of that name."""
@@ -376,8 +376,8 @@ class BundledActivation(ActivationRule):
 class BundledMaxPool(Rule):
     """Non-overlapping max pools; of equal entries the first is the largest."""
 
-    def __init__(self, given: Given, kernel: Pair) -> None:
-        super().__init__(given)
+    def __init__(self, data: Given, kernel: Pair) -> None:
+        super().__init__(data)
         self.kernel = kernel
 
     def forward(self, a: Tensor) -> Tensor:
@@ -462,11 +462,11 @@ def _of_rows(
     """The largest of each `down` rows, its row, and the column that the row's largest has."""
     rows = [best[..., i::down, :] for i in range(down)]
     columns = [column[..., i::down, :] for i in range(down)]
-    found, row = _largest(rows)
+    largest, row = _largest(rows)
     chosen = columns[0]
     for number in range(1, down):
         chosen = torch.where(row == number if down > 2 else row, columns[number], chosen)
-    return found, row, chosen
+    return largest, row, chosen
 
 
 def _wide(bias: Tensor | None, dim: int) -> Tensor | None:
@@ -486,8 +486,8 @@ def product(
 ) -> Tensor:
     """`added` plus products (N, m, n) of (N, m, k) and (N, k, n), all at aligned addresses."""
     if into.shape[2] == 1:
-        for own, matrix, column in zip(into, left, right, strict=True):
-            torch.mv(matrix, column[:, 0], out=own[:, 0])
+        for target, matrix, column in zip(into, left, right, strict=True):
+            torch.mv(matrix, column[:, 0], out=target[:, 0])
         return into if added is None else into.add_(added)
     if added is None:
         return torch.bmm(left, right, out=into)
@@ -502,8 +502,8 @@ def more(
     """Add another product to a total (N, m, n), in place."""
     if total.shape[2] != 1:
         return total.baddbmm_(left, right)
-    for own, matrix, column in zip(total, left, right, strict=True):
-        own[:, 0].addmv_(matrix, column[:, 0])
+    for target, matrix, column in zip(total, left, right, strict=True):
+        target[:, 0].addmv_(matrix, column[:, 0])
     return total
 
 

@@ -52,18 +52,18 @@ def read(task: Task, shape: Shape) -> Layers:
     Raises:
         Unreadable: why the calls cannot be repeated on other inputs.
     """
-    found = record(task, shape)
+    recording = record(task, shape)
     trained = task.names
-    uses = Counter(own for call in found.calls for own in call.sources)
-    known = {call.output: _known(call, found, uses) for call in found.calls}
-    inside = {own for at in known.values() if at for own in (*at.weights, *at.buffers)}
+    uses = Counter(source for call in recording.calls for source in call.sources)
+    known = {call.output: _known(call, recording, uses) for call in recording.calls}
+    inside = {number for at in known.values() if at for number in (*at.weights, *at.buffers)}
     layers: list[Layer] = []
     live = {0}
     moving = set[int]()
     # A trained weight that the model never uses still needs its zeros in the gradient.
-    missing = trained - set(found.named.values())
+    missing = trained - set(recording.named.values())
     loose = dict(enumerate(sorted(missing), 1 + max([0, *known]))) | {
-        at: name for at, name in found.named.items() if at not in inside
+        at: name for at, name in recording.named.items() if at not in inside
     }
     for at, name in loose.items():
         owns = name in trained
@@ -82,7 +82,7 @@ def read(task: Task, shape: Shape) -> Layers:
                 live=owns,
             )
         )
-    for at, tensor in found.constants.items():
+    for at, tensor in recording.constants.items():
         constant = Layer(
             Kind.TENSOR,
             {"tensor": tensor},
@@ -95,22 +95,22 @@ def read(task: Task, shape: Shape) -> Layers:
         layers.append(constant)
     moving |= {layer.output for layer in layers if layer.owns}
     live |= moving
-    for call in found.calls:
-        own = known[call.output] or _any_call(call, live)
+    for call in recording.calls:
+        known_call = known[call.output] or _any_call(call, live)
         weights, buffers = (
-            tuple(None if at is None else found.named[at] for at in group)
-            for group in (own.weights, own.buffers)
+            tuple(None if at is None else recording.named[at] for at in group)
+            for group in (known_call.weights, known_call.buffers)
         )
         name = next((weight.rpartition(".")[0] for weight in weights if weight), call.name)
         owns = not trained.isdisjoint(weights)
-        moves = not moving.isdisjoint(own.sources)
-        lives = owns or not live.isdisjoint(own.sources)
+        moves = not moving.isdisjoint(known_call.sources)
+        lives = owns or not live.isdisjoint(known_call.sources)
         shapes = _example(call.before), _example(call.after)
-        place = (own.sources, call.output, *shapes, weights, buffers, owns, moves, lives)
-        layers.append(Layer(own.kind, own.options, name, *place))
+        place = (known_call.sources, call.output, *shapes, weights, buffers, owns, moves, lives)
+        layers.append(Layer(known_call.kind, known_call.options, name, *place))
         moving |= {call.output} if moves or owns else set()
         live |= {call.output} if lives else set()
-    return _needed(layers, found.output)
+    return _needed(layers, recording.output)
 
 
 def sequence(task: Task, shape: Shape) -> Layers:
@@ -129,10 +129,10 @@ def sequence(task: Task, shape: Shape) -> Layers:
         except Unreadable as reason:
             # As text: the traceback of an exception would keep the model alive.
             known[key] = str(reason)
-    found = known[key]
-    if isinstance(found, str):
-        raise Unreadable(found)
-    return found
+    result = known[key]
+    if isinstance(result, str):
+        raise Unreadable(result)
+    return result
 
 
 def _sequence(task: Task, shape: Shape) -> Layers:
@@ -170,13 +170,13 @@ def _leaves(
     if type(model) is not nn.Sequential:
         return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
     prefix = f"{name}." if name else ""
-    found = list[tuple[str, nn.Module]]()
-    for own, module in model._modules.items():  # `named_children` leaves out repeated modules
-        parts = None if module is None else _leaves(module, prefix + own)
+    layers = list[tuple[str, nn.Module]]()
+    for key, module in model._modules.items():  # `named_children` leaves out repeated modules
+        parts = None if module is None else _leaves(module, prefix + key)
         if parts is None:
             return None
-        found += parts
-    return found
+        layers += parts
+    return layers
 
 
 def _altered(module: nn.Module) -> bool:
@@ -204,7 +204,7 @@ def _example(shape: Sequence[Any]) -> Shape:
 
 def _known(
     call: Call,
-    found: Recording,
+    run: Recording,
     uses: Counter[int],
 ) -> KnownCall | None:
     """The kind of a call, if it has one: its arguments are numbers of sources then."""
@@ -215,18 +215,21 @@ def _known(
         at = make(call, *call.arguments, **call.options)
     except (TypeError, Unreadable):  # in a form that has no kind
         return None
-    if at is None or not all(isinstance(own, Slot) for own in at.sources):
+    if at is None or not all(isinstance(argument, Slot) for argument in at.sources):
         return None
     groups = [
-        tuple(call.sources[own.at] if isinstance(own, Slot) else own for own in group)
+        tuple(
+            call.sources[argument.at] if isinstance(argument, Slot) else argument
+            for argument in group
+        )
         for group in at[2:]
     ]
     values, weights, buffers = groups
-    named = {own for own in (*weights, *buffers) if own is not None}
+    named = {number for number in (*weights, *buffers) if number is not None}
     # A shared weight is a layer of its own, where its gradients are added up.
-    alone = all(uses[own] == 1 for own in weights if own is not None)
-    fixed = not any(isinstance(own, PerExample) for own in leaves(at.options))
-    if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
+    alone = all(uses[number] == 1 for number in weights if number is not None)
+    fixed = not any(isinstance(option, PerExample) for option in leaves(at.options))
+    if not named <= run.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
         return None
     return KnownCall(at.kind, at.options, values, weights, buffers)
 
@@ -241,7 +244,7 @@ def _any_call(call: Call, live: set[int]) -> KnownCall:
         and not any(call.arguments[3:])
         and not (call.options.get("value"))
     )
-    options = {"call": call, "live": tuple(own in live for own in call.sources)}
+    options = {"call": call, "live": tuple(source in live for source in call.sources)}
     return KnownCall(Kind.STRAIGHT if straight else Kind.CURVED, options, call.sources)
 
 
@@ -277,10 +280,10 @@ def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], KnownCall]]
     def decorate(make: Callable[[Call, dict[str, Any]], KnownCall]) -> _Maker:
         def of(
             call: Call,
-            *given: Any,
+            *arguments: Any,
             **options: Any,
         ) -> KnownCall:
-            named = dict(zip(names.split(), given, strict=False)) | options
+            named = dict(zip(names.split(), arguments, strict=False)) | options
             return make(call, _DEFAULTS | named)
 
         return of
@@ -289,19 +292,19 @@ def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], KnownCall]]
 
 
 def _convolution(call: Call, at: dict[str, Any]) -> KnownCall:
-    own = (at[name] for name in ("stride", "padding", "dilation", "groups"))
+    settings = (at[name] for name in ("stride", "padding", "dilation", "groups"))
     turned = "transpose" in call.name
     more = (at.get("output_padding", 0),) if turned else ()
-    options = convolution(call.shapes[at["weight"].at][2:], *own, *more)
+    options = convolution(call.shapes[at["weight"].at][2:], *settings, *more)
     return KnownCall(Kind.CONVOLUTION, options, (at["input"],), (at["weight"], at["bias"]))
 
 
 @_reads("input running_mean running_var weight bias training momentum eps")
 def _batch_norm(_: Call, at: dict[str, Any]) -> KnownCall:
-    own = ({"eps": at["eps"]}, (at["input"],), (at["weight"], at["bias"]))
+    common = ({"eps": at["eps"]}, (at["input"],), (at["weight"], at["bias"]))
     if at["training"]:
-        return KnownCall(Kind.BATCH_STATISTICS, *own)
-    return KnownCall(Kind.BATCH_NORM, *own, (at["running_mean"], at["running_var"]))
+        return KnownCall(Kind.BATCH_STATISTICS, *common)
+    return KnownCall(Kind.BATCH_NORM, *common, (at["running_mean"], at["running_var"]))
 
 
 @_reads("input normalized_shape weight bias eps")
@@ -355,7 +358,7 @@ def _reshape(
     examples = PerExample(0, 1)
     ends = call.before[:1] == call.after[:1] == (examples,)
     shape = call.after[1:]
-    fits = ends and not any(isinstance(own, PerExample) for own in (*shape, *call.before[1:]))
+    fits = ends and not any(isinstance(side, PerExample) for side in (*shape, *call.before[1:]))
     return KnownCall(Kind.RESHAPE, {"shape": shape}, (input,)) if fits else None
 
 
@@ -414,7 +417,7 @@ def _matrix_product(
     input: Any,
     other: Any,
 ) -> KnownCall | None:
-    one, two = (call.shapes[own.at] for own in (input, other))
+    one, two = (call.shapes[slot.at] for slot in (input, other))
     # `torch.bmm`, which the rule calls, does not broadcast.
     stacks = len(one) == len(two) > 2 and one[:-2] == two[:-2]
     return KnownCall(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None

@@ -115,8 +115,8 @@ def _paying(
     curved: bool = False,
 ) -> Layers | None:
     """The layers for the single engine, if it is faster than autograd: see `ALONE`."""
-    found = single.plan(task, shape, curved) if rows == 1 else None
-    if found is None:
+    layers = single.plan(task, shape, curved) if rows == 1 else None
+    if layers is None:
         return None
-    least = sum(ALONE.get(layer.kind, 0.0) for layer in found if layer.live)
-    return found if not least or least <= bundle.work(task, shape) else None
+    least = sum(ALONE.get(layer.kind, 0.0) for layer in layers if layer.live)
+    return layers if not least or least <= bundle.work(task, shape) else None

@@ -106,19 +106,19 @@ class Patches:
 class ConvolutionRule(Rule):
     def __init__(
         self,
-        given: Given,
+        data: Given,
         options: tuple[Any, ...],
         turned: list[int] | None = None,
     ) -> None:
-        super().__init__(given)
-        self.weight = there(given.weights[0])
-        self.bias = given.weights[1]
+        super().__init__(data)
+        self.weight = there(data.weights[0])
+        self.bias = data.weights[1]
         *how, groups = options
         self.how = (*how, turned is not None, turned or [0] * len(how[0]), groups)
         on_cpu = self.weight.device.type == "cpu"
-        trained = not given.frozen
+        trained = not data.frozen
         flat = self.weight.ndim == 4
-        self.last = given.curved and trained and on_cpu and flat and kernels() == "packed"
+        self.last = data.curved and trained and on_cpu and flat and kernels() == "packed"
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
@@ -129,8 +129,8 @@ class ConvolutionRule(Rule):
             return self.pulled(delta) if self.moving else None
         self.delta = delta
         mask = [self.moving, True, self.gradients[1] is not None]
-        back, *own = self._back(delta, self.weight, mask)
-        self.write(*own)
+        back, *gradients = self._back(delta, self.weight, mask)
+        self.write(*gradients)
         return back
 
     def pulled(self, delta: Tensor) -> Tensor:
@@ -138,20 +138,20 @@ class ConvolutionRule(Rule):
         return _adjoints(delta, x, self.weight, None, *self.how, [True, False, False])[0]
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        own = None if x is None else _convolve(x, self.weight, None, *self.how)
+        through_input = None if x is None else _convolve(x, self.weight, None, *self.how)
         if self.frozen:
-            return own
+            return through_input
         self.change = x if self.curved else None
         change = _convolve(self.x, *self.directions, *self.how)
-        return change if own is None else change.add_(own)
+        return change if through_input is None else change.add_(through_input)
 
     def moved(self, delta: Tensor) -> Tensor:
         if self.frozen:
             return self.pulled(delta)
         if self.curved:
             rows, values = paired(delta, self.delta, self.x, self.change)
-            given = (rows, values, self.weight, None, *self.how, [False, True, False])
-            there(self.gradients[0]).copy_(_adjoints(*given)[1])
+            arguments = (rows, values, self.weight, None, *self.how, [False, True, False])
+            there(self.gradients[0]).copy_(_adjoints(*arguments)[1])
             self.write_bias(delta, others(delta))
         change = self.pulled(delta)
         change += self._back(self.delta, self.directions[0], [True, False, False])[0]
@@ -170,12 +170,12 @@ class ConvolutionRule(Rule):
 class ColumnsRule(Rule):
     """As a product with the patches of its input, laid out once; values have the channels last."""
 
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given)
-        weight, self.bias = given.weights
+    def __init__(self, data: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(data)
+        weight, self.bias = data.weights
         self.patches = Patches(there(weight).shape[2:], options)
         self.weight = there(weight).flatten(1)
-        self.gradient = there(given.gradients[0]).flatten(1)
+        self.gradient = there(data.gradients[0]).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         self.patches.see(x.shape)
@@ -218,11 +218,11 @@ class ColumnsRule(Rule):
 class ChangingRule(Rule):
     """`ColumnsRule` or `ConvolutionRule`, by the input's shape: for weights that change."""
 
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given)
-        self.inner = there(given.weights[0])[0].numel()
-        self.columns = ColumnsRule(given, options)
-        self.kernels = ConvolutionRule(given, options)
+    def __init__(self, data: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(data)
+        self.inner = there(data.weights[0])[0].numel()
+        self.columns = ColumnsRule(data, options)
+        self.kernels = ConvolutionRule(data, options)
 
     def forward(self, x: Tensor) -> Tensor:
         few = _few(x, self.inner, math.prod(self.columns.patches.see(x.shape)))
@@ -247,8 +247,8 @@ class PackedRule(ConvolutionRule):
     `ColumnsRule`.
     """
 
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given, options)
+    def __init__(self, data: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(data, options)
         stride, padding, dilation, groups = options
         weight = self.weight
         self.patches = Patches(weight.shape[2:], options)

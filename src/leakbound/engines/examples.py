@@ -159,8 +159,8 @@ def _passes(task: Task, layers: Layers) -> Passes:
         weights = chosen(layer.weights, tensors)
         constant = (None,) * len(weights)
         buffers = chosen(layer.buffers, task.buffers)
-        given = Given(weights, buffers, constant, layer.moving, curved=False)
-        made.append(RULES[layer.kind](given, **layer.options))
+        data = Given(weights, buffers, constant, layer.moving, curved=False)
+        made.append(RULES[layer.kind](data, **layer.options))
     return Passes(layers, made)
 
 
@@ -228,8 +228,10 @@ class ExampleRows:
 
     def gradient(self) -> Tensor:
         """(P,) the sum of the examples' gradients."""
-        own = slice(self.size)
-        each = ((at, self._sums(at, a[own, None], d[own, None])) for at, a, d in self.weighted())
+        batch = slice(self.size)
+        each = (
+            (at, self._sums(at, a[batch, None], d[batch, None])) for at, a, d in self.weighted()
+        )
         return self._joined(each)[0]
 
     def each(self, directions: Tensor | None = None) -> Tensor:
@@ -252,8 +254,8 @@ class ExampleRows:
         for at in self.moved(directions):
             # The examples of one copy are summed, too.
             x, y = (
-                own.view(2, copies, -1, *own.shape[2:]).transpose(1, 2).flatten(0, 1)
-                for own in self._pairs(at)
+                factor.view(2, copies, -1, *factor.shape[2:]).transpose(1, 2).flatten(0, 1)
+                for factor in self._pairs(at)
             )
             changes.append((at.layer, self._sums(at.layer, x, y, y[: len(y) // 2])))
         return self._joined(changes)
@@ -278,8 +280,8 @@ class ExampleRows:
                 total += inner * gram(a) if weight else 0
                 total += inner if bias else 0
                 continue
-            for own in self._trained(layer, self._sums(layer, a[None], d[None])).values():
-                total += gram(own.flatten(1))
+            for gradients in self._trained(layer, self._sums(layer, a[None], d[None])).values():
+                total += gram(gradients.flatten(1))
         return total
 
     def _pairs(self, at: Moved) -> tuple[Tensor, Tensor]:
@@ -295,11 +297,12 @@ class ExampleRows:
             return [_outer_squares(a, at.da, d, at.dd)[None], at.dd.square().sum(0)[None]]
         weight = self.tensors[str(at.layer.weights[0])]
         step = max(1, _TOGETHER // weight.numel())
-        parts = zip(*(torch.split(own, step, 1) for own in self._pairs(at)), strict=True)
+        parts = zip(*(torch.split(factor, step, 1) for factor in self._pairs(at)), strict=True)
         each = [
-            [own.square().sum(0) for own in self._sums(at.layer, x, y, y[:1])] for x, y in parts
+            [change.square().sum(0) for change in self._sums(at.layer, x, y, y[:1])]
+            for x, y in parts
         ]
-        return [torch.stack(own).sum(0)[None] for own in zip(*each, strict=True)]
+        return [torch.stack(squares).sum(0)[None] for squares in zip(*each, strict=True)]
 
     def _sums(
         self,
@@ -318,7 +321,7 @@ class ExampleRows:
             if len(x) == 1 and x.ndim == 3:
                 weight = y[0, :, :, None] * x[0, :, None]
             else:
-                rows, columns = (own.transpose(0, 1).flatten(1, -2) for own in (y, x))
+                rows, columns = (factor.transpose(0, 1).flatten(1, -2) for factor in (y, x))
                 weight = torch.bmm(rows.mT, columns)
         elif layer.kind is Kind.CONVOLUTION:
             positions = range(3, y.ndim)
@@ -335,13 +338,13 @@ class ExampleRows:
         parts: Sequence[Tensor],
     ) -> dict[str, Tensor]:
         pairs = zip(layer.weights, parts, strict=True)
-        return {name: own for name, own in pairs if name is not None and name in self.task.names}
+        return {name: part for name, part in pairs if name is not None and name in self.task.names}
 
-    def _joined(self, found: Iterable[tuple[Layer, list[Tensor]]]) -> Tensor:
+    def _joined(self, by_layer: Iterable[tuple[Layer, list[Tensor]]]) -> Tensor:
         """(m, P) of the layers' parts (m, ...)."""
         parts = dict[str, Tensor]()
-        for layer, own in found:
-            parts |= self._trained(layer, own)
+        for layer, tensors in by_layer:
+            parts |= self._trained(layer, tensors)
         return torch.cat([parts[name].flatten(1) for name, *_ in self.task.layout], 1)
 
 
@@ -388,10 +391,10 @@ class ExamplePasses:
         for at in range(0, size, few):
             part = slice(at, min(at + few, size))
             start = 0
-            for own in torch.split(directions[:, part], copied(self.step, few)):
-                rows = self.rows(part, len(own))
-                changes[start : start + len(own)] += rows.along(own.flatten(0, 1), len(own))
-                start += len(own)
+            for group in torch.split(directions[:, part], copied(self.step, few)):
+                rows = self.rows(part, len(group))
+                changes[start : start + len(group)] += rows.along(group.flatten(0, 1), len(group))
+                start += len(group)
             gradient += rows.gradient()
         return changes / size, gradient / size
 
@@ -448,9 +451,9 @@ def _outer_squares(
     left = torch.maximum(a.abs().amax(), da.abs().amax())
     right = torch.maximum(d.abs().amax(), dd.abs().amax())
     # float32 loses squares below 1e-38; relative to the largest they are harmless
-    left, right = (own.clamp_min(torch.finfo(a.dtype).tiny) for own in (left, right))
-    a, da = (own / left for own in (a, da))
-    d, dd = (own / right for own in (d, dd))
+    left, right = (tensor.clamp_min(torch.finfo(a.dtype).tiny) for tensor in (left, right))
+    a, da = (tensor / left for tensor in (a, da))
+    d, dd = (tensor / right for tensor in (d, dd))
     total = (dd * dd).T @ (a * a)
     total.addmm_((dd * d).T, a * da, alpha=2).addmm_((d * d).T, da * da)
     return total.clamp_min_(0) * (left * right).square()  # rounding may leave a little below 0

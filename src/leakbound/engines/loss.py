@@ -125,7 +125,7 @@ class _Traced:
             )
         else:
             # A loss that is linear in the logits has constant slopes, without a graph.
-            changes = tuple(torch.zeros_like(own) for own in wanted)
+            changes = tuple(torch.zeros_like(tensor) for tensor in wanted)
         return changes[0], changes[1] if soft else None
 
 
@@ -144,14 +144,14 @@ def head(
     size: int | None = None,
 ) -> LossHead:
     """The derivatives at logits of `size` rows per batch; None: all are one batch."""
-    own = named(loss)
+    known = named(loss)
     size = len(logits) if size is None else size
-    if own.name == "cross_entropy" and logits.ndim == 2:
+    if known.name == "cross_entropy" and logits.ndim == 2:
         return CrossEntropy(logits, labels, size)
-    if own.name == "cross_entropy" and logits.ndim > 2 and size == len(logits):
+    if known.name == "cross_entropy" and logits.ndim > 2 and size == len(logits):
         return _EveryPosition(logits, labels)
-    if own.elementwise:
-        return _Elementwise(own, logits, labels, size)
+    if known.elementwise:
+        return _Elementwise(known, logits, labels, size)
     return _Traced(loss, logits, labels)
 
 

@@ -21,10 +21,10 @@ _layer_norm_backward: Back = torch.ops.aten.native_layer_norm_backward.default
 
 
 class FixedNormRule(Rule):
-    def __init__(self, given: Given, eps: float) -> None:
-        super().__init__(given)
-        self.weight, self.bias = given.weights
-        self.mean, self.variance = map(there, given.buffers)
+    def __init__(self, data: Given, eps: float) -> None:
+        super().__init__(data)
+        self.weight, self.bias = data.weights
+        self.mean, self.variance = map(there, data.buffers)
         self.eps = eps
         self.rate = torch.rsqrt(self.variance + eps)
 
@@ -38,9 +38,9 @@ class FixedNormRule(Rule):
     def backward(self, delta: Tensor) -> Tensor | None:
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
-        given = (self.weight, self.mean, self.variance, None, None, False, self.eps, mask)
-        back, *own = _batch_norm_backward(delta, self.x, *given)
-        self.write(*own)
+        arguments = (self.weight, self.mean, self.variance, None, None, False, self.eps, mask)
+        back, *gradients = _batch_norm_backward(delta, self.x, *arguments)
+        self.write(*gradients)
         return back if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
@@ -99,9 +99,9 @@ class NormRule(Rule):
     Subclasses say which kernels, and what a set is.
     """
 
-    def __init__(self, given: Given, eps: float) -> None:
-        super().__init__(given)
-        self.weight, self.bias = given.weights
+    def __init__(self, data: Given, eps: float) -> None:
+        super().__init__(data)
+        self.weight, self.bias = data.weights
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,26 +112,28 @@ class NormRule(Rule):
     def backward(self, delta: Tensor) -> Tensor | None:
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
-        back, *own = self._back(delta.contiguous(), self.weight, mask)
-        self.write(*own)
+        back, *gradients = self._back(delta.contiguous(), self.weight, mask)
+        self.write(*gradients)
         self.back = back if self.moving else None
         return self.back
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        weight, bias = (None if own is None else self._wide(own) for own in self.directions)
+        weight, bias = (
+            None if direction is None else self._wide(direction) for direction in self.directions
+        )
         self.hat = self.standard()
-        own = None
+        change = None
         self.changes = x is not None
         if weight is not None:
-            own = self.hat * weight if bias is None else torch.addcmul(bias, self.hat, weight)
+            change = self.hat * weight if bias is None else torch.addcmul(bias, self.hat, weight)
         if x is None:
-            return own
+            return change
         self.hat_change = self._projected(x)
         self.rate_change = self._shared(self.hat, x, None)
         scale = None if self.weight is None else self._wide(self.weight)
-        if own is None:
+        if change is None:
             return self.hat_change if scale is None else self.hat_change * scale
-        return own.addcmul_(self.hat_change, there(scale))
+        return change.addcmul_(self.hat_change, there(scale))
 
     def moved(self, delta: Tensor) -> Tensor:
         if self.curved:
@@ -209,11 +211,11 @@ class GroupNormRule(NormRule):
 
     def __init__(
         self,
-        given: Given,
+        data: Given,
         groups: int,
         eps: float,
     ) -> None:
-        super().__init__(given, eps)
+        super().__init__(data, eps)
         self.groups = groups
 
     @property
@@ -256,11 +258,11 @@ class LayerNormRule(NormRule):
 
     def __init__(
         self,
-        given: Given,
+        data: Given,
         shape: tuple[int, ...],
         eps: float,
     ) -> None:
-        super().__init__(given, eps)
+        super().__init__(data, eps)
         self.shape = shape
 
     def _wide(self, weight: Tensor) -> Tensor:
@@ -285,8 +287,8 @@ class LayerNormRule(NormRule):
         weight: Tensor | None,
         mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
-        given = (self.x, self.shape, self.mean, self.rate, weight, self.bias, mask)
-        return _layer_norm_backward(delta, *given)
+        arguments = (self.x, self.shape, self.mean, self.rate, weight, self.bias, mask)
+        return _layer_norm_backward(delta, *arguments)
 
     def _shared(
         self,
@@ -317,8 +319,8 @@ class BatchNormRule(NormRule):
         weight: Tensor | None,
         mask: list[bool],
     ) -> tuple[Tensor | None, ...]:
-        given = (weight, None, None, self.mean, self.rate, True, self.eps, mask)
-        return _batch_norm_backward(delta, self.x, *given)
+        arguments = (weight, None, None, self.mean, self.rate, True, self.eps, mask)
+        return _batch_norm_backward(delta, self.x, *arguments)
 
     def _shared(
         self,

@@ -121,8 +121,8 @@ class Path:
     def of(self, examples: Tensor) -> Tensor:
         """(N, D) what the layer gets of examples (N, *S)."""
         flat = examples.flatten(1).double()
-        found: Tensor = self.scale.to(flat) * flat[:, self.index.to(flat.device)]
-        return found + self.shift.to(flat)
+        values: Tensor = self.scale.to(flat) * flat[:, self.index.to(flat.device)]
+        return values + self.shift.to(flat)
 
     def back(self, inputs: Tensor, ones: Tensor) -> Tensor:
         """(N, D) the examples behind what the layer got. Rows (N, D) and (N,) may be multiples of
@@ -147,9 +147,9 @@ class Path:
         return self._sorted(weight.double() * scale).to(weight), moved.to(bias)
 
     def _sorted(self, values: Tensor) -> Tensor:
-        found = torch.empty_like(values)
-        found[:, self.index.to(values.device)] = values
-        return found
+        ordered = torch.empty_like(values)
+        ordered[:, self.index.to(values.device)] = values
+        return ordered
 
     def magnifies(self, low: float, high: float) -> float:
         """How much `back` magnifies relative errors, in units of the input's range."""
@@ -180,10 +180,10 @@ def path_to(
         except NoPath as reason:
             # As text: the traceback of an exception would keep the model alive.
             known[key] = task.buffers, str(reason)
-    found = known[key][1]
-    if isinstance(found, str):
-        raise NoPath(found)
-    return found
+    result = known[key][1]
+    if isinstance(result, str):
+        raise NoPath(result)
+    return result
 
 
 def unlike(
@@ -208,7 +208,7 @@ def _path_to(
     layer = task.model.get_submodule(name)
     if type(layer).forward not in _FORWARDS or "forward" in vars(layer):
         raise NoPath("the layer computes something else than a layer of its kind")
-    found: list[Path] = []
+    paths: list[Path] = []
     for mode, model in _modes(task):
         each = list[Path]()
         failed = ""
@@ -221,11 +221,11 @@ def _path_to(
             except Exception as error:  # batch norm in training mode takes no single value
                 failed = str(error)
         # The given mode must run. Another mode that does not run cannot be the client's.
-        if not each and not (found and mode != "as given"):
+        if not each and not (paths and mode != "as given"):
             raise NoPath(f"the model does not run on probes ({failed})")
-        found += each
-    first = found[0]
-    for other in found[1:]:
+        paths += each
+    first = paths[0]
+    for other in paths[1:]:
         same = torch.equal(first.index, other.index) and torch.equal(first.scale, other.scale)
         if not same or not torch.equal(first.shift, other.shift):
             raise NoPath(
@@ -252,12 +252,12 @@ def steady(
     for _, model in _modes(task):
         tensors = _tensors(task)
         for count in (1, 2):
-            given = example.expand(count, *example.shape[1:])
+            batch = example.expand(count, *example.shape[1:])
             got = list[Tensor]()
             try:
                 for draw in range(DRAWS):
                     with _watched(model, name) as seen, _generators(task, draw):
-                        _run(task, model, tensors, given.clone())  # some write to their input
+                        _run(task, model, tensors, batch.clone())  # some write to their input
                     if len(seen) != 1:
                         raise NoPath("the model does not call the layer once")
                     got.append(seen[0].flatten(1)[:1])
@@ -266,7 +266,7 @@ def steady(
             except Exception:  # as on probes
                 continue
             first = got[0] if first is None else first
-            if not all(torch.equal(first, own) for own in got):
+            if not all(torch.equal(first, values) for values in got):
                 raise NoPath("the model draws at random before the layer, or its modes differ")
             break
     if first is None:
@@ -422,16 +422,16 @@ def _traced(
     tensors = _tensors(task)
     layer = model.get_submodule(name)
     prefix = f"{name}." if name else ""
-    own = [tensors[prefix + key] for key in ("weight", "bias") if prefix + key in tensors]
+    weights = [tensors[prefix + key] for key in ("weight", "bias") if prefix + key in tensors]
     trained = [value for key, value in tensors.items() if key in task.names]
-    tracer = _Tracer(inputs, own, trained)
+    tracer = _Tracer(inputs, weights, trained)
     with ExitStack() as stack:
         stack.enter_context(_generators(task, 0))
         before = _drawn_so_far()
 
         def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
-            given = args[0] if len(args) == 1 and isinstance(args[0], Tensor) else None
-            tracer.enter(given, drawn=_drawn_so_far() != before)
+            received = args[0] if len(args) == 1 and isinstance(args[0], Tensor) else None
+            tracer.enter(received, drawn=_drawn_so_far() != before)
 
         def leave(*_: Any) -> None:
             tracer.inside = False
@@ -461,7 +461,7 @@ def _counted(model: nn.Module) -> list[tuple[str, str, Any]]:
 def _drawn_so_far() -> bytes:
     """The states of the global generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    states = [own.numpy().tobytes() for own in (torch.get_rng_state(), *cuda)]
+    states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)]
     return pickle.dumps((random.getstate(), _of_numpy(), states))
 
 
@@ -480,7 +480,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         inputs: Tensor,
-        own: Sequence[Tensor],
+        weights: Sequence[Tensor],
         trained: Sequence[Tensor],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -489,7 +489,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.problem: str | None = None
         self.entered: list[_State | str] = []
         self.kept: list[Any] = [inputs]  # no address is used twice
-        self.own = {_memory(tensor) for tensor in own}
+        self.own = {_memory(tensor) for tensor in weights}
         self.trained = {_memory(tensor) for tensor in trained}
         # What became of the input in each piece of memory that depends on it.
         self.derived = {_memory(inputs): "a copy"}
@@ -497,16 +497,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scale = torch.ones(inputs.shape, dtype=torch.float64)
         self.states: dict[_Place, _State] = {_place(inputs): (index, scale, 0 * scale)}
 
-    def enter(self, given: Tensor | None, *, drawn: bool) -> None:
+    def enter(self, received: Tensor | None, *, drawn: bool) -> None:
         """Note what the layer gets."""
         self.inside = True
-        state = None if given is None else self.states.get(_place(given))
+        state = None if received is None else self.states.get(_place(received))
         if drawn or self.drawn:
             self.entered.append("the model draws at random before the layer")
         elif state is not None:
             self.entered.append(state)
-        elif given is not None and _memory(given) in self.derived:
-            how = self.derived[_memory(given)]
+        elif received is not None and _memory(received) in self.derived:
+            how = self.derived[_memory(received)]
             self.entered.append(f"before the layer the model computes {how} of the input")
         else:
             self.entered.append("the layer gets something whose origin is not known")
@@ -541,14 +541,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         # Looked up before the call, which may overwrite its arguments.
-        given = [*_tensors_in((args, kwargs))]
-        places = [_place(tensor) for tensor in given]
+        operands = [*_tensors_in((args, kwargs))]
+        places = [_place(tensor) for tensor in operands]
         states = [self.states.get(place) for place in places]
         memory = [place[0] for place in places]
-        hows = [self.derived[own] for own in memory if own in self.derived]
+        hows = [self.derived[piece] for piece in memory if piece in self.derived]
         result = func(*args, **kwargs)
         made = [*_tensors_in(result)]
-        self.kept += [*given, *made]
+        self.kept += [*operands, *made]
         # A draw from a private generator leaves the global ones as they were; the tag shows it.
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drawn = True
@@ -562,12 +562,12 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tag in func.tags for tag in _DEPENDS) or not made:
             self.problem = "the model's code reads values of the input, which may decide its path"
         name = func.overloadpacket.__name__
-        followed = self._followed(func, args, kwargs, given, states, made)
-        how = next((own for own in hows if own != "a copy"), "a copy")
+        followed = self._followed(func, args, kwargs, operands, states, made)
+        how = next((text for text in hows if text != "a copy"), "a copy")
         if how == "a copy" and any(state is None for state in followed):
             how = repr(name)
-        for own in written | {_memory(tensor) for tensor in made}:
-            self.derived[own] = how
+        for piece in written | {_memory(tensor) for tensor in made}:
+            self.derived[piece] = how
         for tensor, state in zip(made, followed, strict=True):
             if state is not None:
                 self.states[_place(tensor)] = state
@@ -578,7 +578,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         func: Any,
         args: Any,
         kwargs: dict[str, Any],
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
         states: Sequence[_State | None],
         made: Sequence[Tensor],
     ) -> list[_State | None]:
@@ -586,35 +586,35 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nothing: list[_State | None] = [None] * len(made)
         on = [state for state in states if state is not None]
         packet = func.overloadpacket
-        if packet in _MOVES and len(on) == len(given):
+        if packet in _MOVES and len(on) == len(operands):
             # The state has a memory layout of its own, on which `view` may fail.
             move = torch.reshape if packet in (_ATEN.view, _ATEN._unsafe_view) else func
             if packet is _ATEN.clone:
                 return [on[0]]
             parts = [_replaced(args, [state[k] for state in on]) for k in range(3)]
             moved = [[*_tensors_in(move(*part, **kwargs))] for part in parts]
-            return [tuple(own) for own in zip(*moved, strict=True)]
+            return [tuple(state) for state in zip(*moved, strict=True)]
         if packet is _ATEN._to_copy and len(on) == 1:
             # A narrower type rounds, so the layer would not get the values themselves.
-            wider = torch.promote_types(given[0].dtype, made[0].dtype) == made[0].dtype
+            wider = torch.promote_types(operands[0].dtype, made[0].dtype) == made[0].dtype
             return [on[0]] if wider and made[0].dtype != torch.bool else nothing
         affine = func in _AFFINE or (func in _QUOTIENT and states[0] is not None)
         # Another shape means broadcasting, which repeats values.
         if not affine or len(on) != 1 or made[0].shape != on[0][0].shape:
             return nothing
         at = next(k for k, state in enumerate(states) if state is not None)
-        others = [tensor for k, tensor in enumerate(given) if k != at]
+        others = [tensor for k, tensor in enumerate(operands) if k != at]
         # Trained weights change during local steps, so they are not constants.
-        constant = not any(_memory(own) in (*self.derived, *self.trained) for own in others)
+        constant = not any(_memory(other) in (*self.derived, *self.trained) for other in others)
         if not constant or not made[0].is_floating_point():
             return nothing
         index, scale, shift = on[0]
 
         def apply(values: Tensor) -> Tensor:
-            numbers = [own.detach().cpu().double() for own in given]
+            numbers = [operand.detach().cpu().double() for operand in operands]
             numbers[at] = values.clone()
-            found: Tensor = func(*_replaced(args, numbers), **kwargs)
-            return found
+            result: Tensor = func(*_replaced(args, numbers), **kwargs)
+            return result
 
         base = apply(shift)
         return [(index, apply(shift + scale) - base, base)]

@@ -96,9 +96,9 @@ def convolution(
         if any(span % 2 for span in spans):
             raise Unreadable("a convolution pads one side more")
         padding = [span // 2 for span in spans]
-    own = [_numbers(value, sides) for value in (stride, padding, dilation)]
+    settings = [_numbers(value, sides) for value in (stride, padding, dilation)]
     more = {} if turned is None else {"turned": _numbers(turned, sides)}
-    return {"options": (*own, groups), **more}
+    return {"options": (*settings, groups), **more}
 
 
 def _numbers(value: Any, sides: int) -> list[int]:
@@ -121,7 +121,7 @@ def max_pool(
     if return_indices:
         raise Unreadable("a max pool also returns its indices")
     stride = kernel_size if stride is None else stride
-    sizes = (_numbers(own, 2) for own in (kernel_size, stride, padding, dilation))
+    sizes = (_numbers(value, 2) for value in (kernel_size, stride, padding, dilation))
     return Kind.MAX_POOL, {"options": (*sizes, bool(ceil_mode))}
 
 
@@ -134,7 +134,7 @@ def average_pool(
     divisor_override: Any = None,
 ) -> Found:
     stride = stride or kernel_size
-    sizes = (_numbers(own, 2) for own in (kernel_size, stride, padding))
+    sizes = (_numbers(value, 2) for value in (kernel_size, stride, padding))
     options = (*sizes, bool(ceil_mode), bool(count_include_pad), divisor_override)
     return Kind.AVERAGE_POOL, {"options": options}
 

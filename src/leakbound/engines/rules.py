@@ -61,12 +61,12 @@ class Rule:
     No tensor that is passed in is written to.
     """
 
-    def __init__(self, given: Given) -> None:
-        self.moving = given.moving
-        self.curved = given.curved
-        self.frozen = given.frozen
-        self.gradients = given.gradients
-        self.directions: Sequence[Tensor | None] = (None,) * len(given.weights)
+    def __init__(self, data: Given) -> None:
+        self.moving = data.moving
+        self.curved = data.curved
+        self.frozen = data.frozen
+        self.gradients = data.gradients
+        self.directions: Sequence[Tensor | None] = (None,) * len(data.weights)
 
     def write(self, *values: Tensor | None) -> None:
         for place, value in zip(self.gradients, values, strict=True):
@@ -124,8 +124,8 @@ class SumRule(Rule):
         other: Tensor | None = None,
     ) -> Tensor | None:
         if x is None or other is None:
-            own = other if x is None else x
-            return own if own is None else own.expand(self.shape)
+            change = other if x is None else x
+            return change if change is None else change.expand(self.shape)
         return x + other
 
     def pulled(self, delta: Tensor) -> Back:
@@ -146,8 +146,8 @@ class BilinearRule(Rule):
 
     def tangent(self, x: Tensor | None, other: Tensor | None) -> Tensor | None:
         self.changes = (x, other)
-        own = None if x is None else self.of(x, self.other)
-        return own if other is None else self.of(self.x, other, own)
+        change = None if x is None else self.of(x, self.other)
+        return change if other is None else self.of(self.x, other, change)
 
     def moved(self, delta: Tensor) -> Back:
         x = self.left(delta, self.other)
@@ -207,10 +207,10 @@ class MatrixProductRule(BilinearRule):
         return super().backward(_stack(delta))
 
     def tangent(self, x: Tensor | None, other: Tensor | None) -> Tensor | None:
-        stacks = (None if own is None else _stack(own) for own in (x, other))
-        own = super().tangent(*stacks)
+        stacks = (None if tensor is None else _stack(tensor) for tensor in (x, other))
+        change = super().tangent(*stacks)
         (first, second) = self.shapes
-        return None if own is None else own.view(*first[:-1], second[-1])
+        return None if change is None else change.view(*first[:-1], second[-1])
 
     def moved(self, delta: Tensor) -> Back:
         return super().moved(_stack(delta))
@@ -250,8 +250,8 @@ def _stack(matrices: Tensor) -> Tensor:
 class StraightRule(Rule):
     """A layer without weights whose value `of` is linear in its input; options as the reader's."""
 
-    def __init__(self, given: Given, **options: Any) -> None:
-        super().__init__(given)
+    def __init__(self, data: Given, **options: Any) -> None:
+        super().__init__(data)
         self.options = options
 
     def of(self, x: Tensor) -> Tensor:
@@ -328,8 +328,8 @@ def sides(x: Tensor, delta: Tensor) -> Tensor:
 class MaxPoolRule(Rule):
     """Max pooling; the positions of the maxima are found once."""
 
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
-        super().__init__(given)
+    def __init__(self, data: Given, options: tuple[Any, ...]) -> None:
+        super().__init__(data)
         self.options = options
         self.x: Tensor | None = None
 
@@ -383,8 +383,8 @@ class MaxPoolRule(Rule):
 
 
 class ActivationRule(Rule):
-    def __init__(self, given: Given, function: Activation) -> None:
-        super().__init__(given)
+    def __init__(self, data: Given, function: Activation) -> None:
+        super().__init__(data)
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
@@ -417,8 +417,8 @@ class ActivationRule(Rule):
 class SoftmaxRule(Rule):
     """Its derivative, y (t - sum(y t)), is symmetric."""
 
-    def __init__(self, given: Given, dim: int) -> None:
-        super().__init__(given)
+    def __init__(self, data: Given, dim: int) -> None:
+        super().__init__(data)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -452,10 +452,10 @@ class SoftmaxRule(Rule):
 class LinearRule(Rule):
     """A fully connected layer on (..., inputs)."""
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self.weight = there(given.weights[0])
-        self.bias = given.weights[1]
+    def __init__(self, data: Given) -> None:
+        super().__init__(data)
+        self.weight = there(data.weights[0])
+        self.bias = data.weights[1]
 
     def forward(self, x: Tensor) -> Tensor:
         self.shape = x.shape
@@ -503,9 +503,9 @@ def _rows(x: Tensor) -> Tensor:
 class TensorRule(Rule):
     """A weight or a buffer, or a constant tensor, as a value."""
 
-    def __init__(self, given: Given, tensor: Tensor | None = None) -> None:
-        super().__init__(given)
-        self.tensor = given.weights[0] if tensor is None else tensor
+    def __init__(self, data: Given, tensor: Tensor | None = None) -> None:
+        super().__init__(data)
+        self.tensor = data.weights[0] if tensor is None else tensor
 
     def forward(self) -> Tensor:
         return there(self.tensor)
@@ -534,18 +534,18 @@ class StraightCallRule(Rule):
 
     def __init__(
         self,
-        given: Given,
+        data: Given,
         call: Call,
         live: tuple[bool, ...],
     ) -> None:
-        super().__init__(given)
+        super().__init__(data)
         self.call = call
         self.live = live
 
     def forward(self, *xs: Tensor) -> Tensor:
         leaves = [
-            x.detach().requires_grad_() if own and x.is_floating_point() else x
-            for x, own in zip(xs, self.live, strict=True)
+            x.detach().requires_grad_() if is_live and x.is_floating_point() else x
+            for x, is_live in zip(xs, self.live, strict=True)
         ]
         self.sources = tuple(leaves)
         self.leaves = [x for x in leaves if x.requires_grad]
@@ -560,19 +560,19 @@ class StraightCallRule(Rule):
         if all(x is None for x in xs):
             return None
         moved = list(self.sources)
-        for at, (x, own) in enumerate(zip(xs, self.sources, strict=True)):
-            if own.is_floating_point():  # others are places, or sizes
-                moved[at] = torch.zeros_like(own) if x is None else x
+        for at, (x, source) in enumerate(zip(xs, self.sources, strict=True)):
+            if source.is_floating_point():  # others are places, or sizes
+                moved[at] = torch.zeros_like(source) if x is None else x
         return self.call.of(tuple(moved), self.examples)
 
     def _back(self, values: list[Tensor], deltas: list[Tensor]) -> Back:
         """The derivative of sum <value, delta> in each source that has one."""
-        found: list[Tensor | None] = [None] * len(self.leaves)
+        slopes: list[Tensor | None] = [None] * len(self.leaves)
         if values[0].requires_grad and self.leaves:
             how = {"retain_graph": True, "materialize_grads": True}
-            found = list(torch.autograd.grad(values, self.leaves, deltas, **how))
-        rest = iter(found)
-        return tuple(next(rest) if own.requires_grad else None for own in self.sources)
+            slopes = list(torch.autograd.grad(values, self.leaves, deltas, **how))
+        rest = iter(slopes)
+        return tuple(next(rest) if source.requires_grad else None for source in self.sources)
 
 
 class CurvedCallRule(StraightCallRule):
@@ -590,13 +590,15 @@ class CurvedCallRule(StraightCallRule):
             how = {"create_graph": True, "materialize_grads": True}
             self.slopes = torch.autograd.grad(self.value, self.leaves, self.delta, **how)
         rest = iter(self.slopes)
-        return tuple(next(rest).detach() if own.requires_grad else None for own in self.sources)
+        return tuple(
+            next(rest).detach() if source.requires_grad else None for source in self.sources
+        )
 
     def tangent(self, *xs: Tensor | None) -> Tensor | None:
         self.pairs = []
         if all(x is None for x in xs) or not self.value.requires_grad:
             return None
-        changes = [x for x, own in zip(xs, self.sources, strict=True) if own.requires_grad]
+        changes = [x for x, source in zip(xs, self.sources, strict=True) if source.requires_grad]
         pairs = zip(self.slopes, changes, strict=True)
         self.pairs = [(s, x) for s, x in pairs if x is not None and s.requires_grad]
         if not self.pairs:
@@ -652,8 +654,8 @@ class Passes:
                 continue
             if isinstance(rule, StraightCallRule):
                 rule.examples = len(inputs)
-            own = [self.values[source] for source in layer.sources]
-            self.values[layer.output] = rule.forward(*own)
+            xs = [self.values[source] for source in layer.sources]
+            self.values[layer.output] = rule.forward(*xs)
         return cast(Tensor, self.values[self.last])
 
     def backward(self, delta: Tensor) -> list[Any]:
@@ -670,8 +672,8 @@ class Passes:
         tangents[0] = inputs
         for layer, rule in self.layers:
             if layer.live:
-                own = [tangents[source] for source in layer.sources]
-                tangents[layer.output] = rule.tangent(*own)
+                xs = [tangents[source] for source in layer.sources]
+                tangents[layer.output] = rule.tangent(*xs)
         return tangents
 
     def moved(self, change: Tensor, *, to_inputs: bool = True) -> list[Any]:
@@ -689,8 +691,8 @@ class Passes:
 
     def _of(self, deltas: list[Any], layer: Layer) -> Tensor:
         """A layer's delta: zero if nothing that depends on it reaches the output."""
-        found = deltas[layer.output]
-        return torch.zeros_like(self.values[layer.output]) if found is None else found
+        delta = deltas[layer.output]
+        return torch.zeros_like(self.values[layer.output]) if delta is None else delta
 
 
 def _spread(
@@ -699,7 +701,7 @@ def _spread(
     back: Back,
 ) -> None:
     parts = back if isinstance(back, tuple) else (back,) * len(sources)
-    for source, own in zip(sources, parts, strict=True):
+    for source, part in zip(sources, parts, strict=True):
         before = deltas[source]
-        if own is not None:
-            deltas[source] = own if before is None else before + own
+        if part is not None:
+            deltas[source] = part if before is None else before + part

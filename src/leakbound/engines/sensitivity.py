@@ -149,8 +149,8 @@ def sensitivity(
         drawn = RandomDirections(inputs, source, directions)
         total, gradient = _squares(task, inputs, labels, drawn, chunk)
         values = total / (directions * size**2)
-    found = Sensitivity(values, gradient, estimator, directions)
-    return found if task.kept is None else found.of(task.kept)
+    estimate = Sensitivity(values, gradient, estimator, directions)
+    return estimate if task.kept is None else estimate.of(task.kept)
 
 
 def _squares(
@@ -190,13 +190,13 @@ def _is_mean(
     if _known_mean(task, labels):
         return True
     outputs = client.forward(task, inputs)
-    for own in (
+    for values in (
         outputs,
         normal(outputs.shape, stream(0, "outputs"), like=outputs),
     ):
-        pairs = zip(torch.split(own, 1), torch.split(labels, 1), strict=True)
+        pairs = zip(torch.split(values, 1), torch.split(labels, 1), strict=True)
         each = torch.stack([task.loss(*pair) for pair in pairs])
-        if not torch.allclose(task.loss(own, labels), each.mean(), rtol=1e-4):
+        if not torch.allclose(task.loss(values, labels), each.mean(), rtol=1e-4):
             return False
     return True
 
@@ -238,11 +238,11 @@ def pair_changes(
         label: Tensor,
         tangent: Tensor,
     ) -> Tensor:
-        def own(x: Tensor) -> Any:
+        def gradient(x: Tensor) -> Any:
             slope = grad(lambda flat: task.loss(client.forward(task, x[None], flat), label[None]))
             return slope(task.parameters)
 
-        return cast(Tensor, jvp(own, (image,), (tangent,))[1])
+        return cast(Tensor, jvp(gradient, (image,), (tangent,))[1])
 
     each: Tensor = vmap(pair)(inputs, labels, tangents)
     return each.detach()
@@ -319,8 +319,8 @@ def example_gradients(
     passes = _passes(task, inputs, labels)
     if passes is None:
         return client.example_gradients(task, inputs, labels).detach()
-    found = ExampleRows(task, passes, inputs.detach(), labels).each()
-    return found if task.kept is None else found * task.kept
+    gradients = ExampleRows(task, passes, inputs.detach(), labels).each()
+    return gradients if task.kept is None else gradients * task.kept
 
 
 @torch.no_grad()

@@ -109,16 +109,16 @@ class Single:
         made: list[Rule] = []
         self.frozen: list[dict[str, Tensor]] = []
         for layer in plan:
-            own = [name for name in layer.weights if name is not None and layer.owns]
+            names = [name for name in layer.weights if name is not None and layer.owns]
             # frozen weights of a layer that is trained have change zero; their gradient is not used
-            still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
+            still = {name: torch.zeros_like(tensors[name]) for name in names if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
             weights = chosen(layer.weights, tensors)
             buffers = chosen(layer.buffers, task.buffers)
             gradients = chosen(layer.weights, {**places, **unread})
-            given = Given(weights, buffers, gradients, layer.moving, curved)
-            made.append(RULES[layer.kind](given, **layer.options))
+            data = Given(weights, buffers, gradients, layer.moving, curved)
+            made.append(RULES[layer.kind](data, **layer.options))
         self.passes = Passes(plan, made)
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: LossHead | None = None
@@ -163,8 +163,8 @@ class LocalSteps:
         self.total = torch.empty_like(self.start)
         self.along = torch.empty_like(self.start)
         for _ in range(1, task.plan.steps):
-            own = replace(task, parameters=self.start.clone())
-            self.steps.append(Single(own, layers, row))
+            step_task = replace(task, parameters=self.start.clone())
+            self.steps.append(Single(step_task, layers, row))
         self.inputs: Tensor | None = None
 
     @torch.no_grad()
@@ -183,8 +183,8 @@ class LocalSteps:
                     alpha=self.rate,
                     out=step.task.parameters,
                 )
-            own = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
-            _ = self.total.add_(own) if at else self.total.copy_(own)
+            gradient = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
+            _ = self.total.add_(gradient) if at else self.total.copy_(gradient)
         return self.total[None]
 
     @torch.no_grad()
@@ -232,11 +232,11 @@ def _plan(
             loss=loss,
         )
         double = plain.to(task.parameters.device, torch.float64)
-        for own, within in ((double, EXACT), (plain, ROUNDED)):
-            found = layers_of(own, shape)  # constants have the task's type
-            if not _agrees(own, found, shape, within, curved):
+        for version, within in ((double, EXACT), (plain, ROUNDED)):
+            layers = layers_of(version, shape)  # constants have the task's type
+            if not _agrees(version, layers, shape, within, curved):
                 return None
-        return found
+        return layers
     except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
         raise
     except Exception:  # a user's model may raise anything while it is traced
@@ -258,7 +258,7 @@ def arbitrary_weights(task: Task) -> Tensor:
 
 def _agrees(
     task: Task,
-    found: Layers,
+    layers: Layers,
     shape: Shape,
     within: tuple[float, float],
     curved: bool,
@@ -274,11 +274,11 @@ def _agrees(
     cotangent = normal(gradient.shape, source, like=weights)
     wanted = torch.autograd.grad(gradient, (x, leaf) if curved else x, cotangent)
     if curved:  # the weights are written over others
-        own = replace(task, parameters=torch.ones_like(weights))
-        engine = Single(own, found, torch.empty_like(weights))
-        own.parameters.copy_(weights)
+        twin = replace(task, parameters=torch.ones_like(weights))
+        engine = Single(twin, layers, torch.empty_like(weights))
+        twin.parameters.copy_(weights)
     else:
-        engine = Single(task, found)
+        engine = Single(task, layers)
     x = x.detach()
     mine = engine.gradient(x[None], labels[None])[0].clone()
     slopes = (engine.pull(cotangent[None]).inputs[0], engine.row)

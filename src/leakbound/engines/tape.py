@@ -80,15 +80,15 @@ class Call:
 
         def fill(value: Any) -> Any:
             if isinstance(value, Slot):
-                own = tensors[value.at]
-                return own.clone() if self.own and value.at == 0 else own
+                tensor = tensors[value.at]
+                return tensor.clone() if self.own and value.at == 0 else tensor
             if isinstance(value, PerExample):
                 return value.fixed + value.each * examples
             return value
 
         arguments = _mapped(fill, self.arguments)
-        found = self.function(*arguments, **_mapped(fill, dict(self.options)))
-        result: Tensor = found if self.part is None else found[self.part]
+        returned = self.function(*arguments, **_mapped(fill, dict(self.options)))
+        result: Tensor = returned if self.part is None else returned[self.part]
         return result
 
 
@@ -132,7 +132,7 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if any(id(own) in self.numbers for own in tensors):
+        if any(id(tensor) in self.numbers for tensor in tensors):
             if name in _BRANCHES:
                 raise Unrecordable(f"the model reads values in Python ({name})")
             if name in ("__setitem__", "__set__") or "out" in kwargs:
@@ -152,20 +152,20 @@ class _Recorder(TorchFunctionMode):
     ) -> None:
         several = isinstance(result, tuple | list) and not isinstance(result, torch.Size)
         results = list(enumerate(result)) if several else [(None, result)]
-        if not any(isinstance(own, Tensor) for _, own in results):
+        if not any(isinstance(value, Tensor) for _, value in results):
             return
-        distinct = list({id(own): own for own in tensors}.values())
-        places = {id(own): Slot(at) for at, own in enumerate(distinct)}
-        arguments = _mapped(lambda own: places.get(id(own), own), tuple(args))
-        options = _mapped(lambda own: places.get(id(own), own), kwargs)
-        sources = tuple(self._number(own) for own in distinct)
-        shapes = tuple(tuple(own.shape) for own in distinct)
-        for part, own in results:
-            if isinstance(own, Tensor):
+        distinct = list({id(tensor): tensor for tensor in tensors}.values())
+        places = {id(tensor): Slot(at) for at, tensor in enumerate(distinct)}
+        arguments = _mapped(lambda value: places.get(id(value), value), tuple(args))
+        options = _mapped(lambda value: places.get(id(value), value), kwargs)
+        sources = tuple(self._number(tensor) for tensor in distinct)
+        shapes = tuple(tuple(tensor.shape) for tensor in distinct)
+        for part, value in results:
+            if isinstance(value, Tensor):
                 # An in-place call returns its first tensor. A new number shows later calls the
                 # change.
-                writes = bool(distinct) and own is distinct[0]
-                place = (sources, self._new(own), shapes, tuple(own.shape), part, writes)
+                writes = bool(distinct) and value is distinct[0]
+                place = (sources, self._new(value), shapes, tuple(value.shape), part, writes)
                 self.found.calls.append(Call(func, arguments, options, *place))
 
     def _new(self, tensor: Tensor) -> int:
@@ -188,8 +188,10 @@ class _Recorder(TorchFunctionMode):
 
 def _unfolded(function: Any) -> Any:
     """A Python function of PyTorch that does not hand over to a recorder, though its calls do."""
-    own = {**function.__globals__, "has_torch_function": lambda *_: False}
-    copy = types.FunctionType(function.__code__, own, function.__name__, function.__defaults__)
+    namespace = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__  # the constructor does not take them
     return copy
 
@@ -221,8 +223,8 @@ def _attention(
 def leaves(value: Any) -> Iterator[Any]:
     """What nested lists, dictionaries and slices hold."""
     if isinstance(value, tuple | list):
-        for own in value:
-            yield from leaves(own)
+        for item in value:
+            yield from leaves(item)
     elif isinstance(value, dict):
         yield from leaves(tuple(value.values()))
     elif isinstance(value, slice):
@@ -234,12 +236,12 @@ def leaves(value: Any) -> Iterator[Any]:
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """A nested value with each leaf replaced."""
     if isinstance(value, tuple | list):
-        parts = [_mapped(function, own) for own in value]
+        parts = [_mapped(function, item) for item in value]
         return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, dict):
-        return {key: _mapped(function, own) for key, own in value.items()}
+        return {key: _mapped(function, item) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_mapped(function, own) for own in (value.start, value.stop, value.step)))
+        return slice(*(_mapped(function, item) for item in (value.start, value.stop, value.step)))
     return function(value)
 
 
@@ -254,7 +256,7 @@ def record(task: Task, shape: tuple[int, ...]) -> Recording:
     same = len(one.calls) == len(other.calls) and one.named == other.named
     if not same or one.output != other.output or one.constants.keys() != other.constants.keys():
         raise Unrecordable("the model's calls depend on the number of examples")
-    if any(other.constants[at] is not own for at, own in one.constants.items()):
+    if any(other.constants[at] is not tensor for at, tensor in one.constants.items()):
         raise Unrecordable("a tensor of the model has no known origin")
     pairs = zip(one.calls, other.calls, strict=True)
     one.calls = [_joined(a, b, *sizes) for a, b in pairs]
