@@ -181,6 +181,6 @@ def keep_by_utility(
     place = min(int((total < target).sum()), len(order) - 1)
     keep[ranked[:place]] = True
     before = float(total[place - 1]) if place else 0.0
-    own = float(worth[place])
-    chance = min(1.0, (target - before) / own) if own > 0 else 0.0
+    utility = float(worth[place])
+    chance = min(1.0, (target - before) / utility) if utility > 0 else 0.0
     return keep, int(ranked[place]), chance

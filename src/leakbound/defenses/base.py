@@ -351,9 +351,9 @@ class Chain(Defense):
         source: Source,
     ) -> tuple[Task, State]:
         after = []
-        for link, own in self._with_states(state):
-            task, own = link.begin(task, own, source)
-            after.append(own)
+        for link, link_state in self._with_states(state):
+            task, link_state = link.begin(task, link_state, source)
+            after.append(link_state)
         return task, tuple(after)
 
     def transform(
@@ -364,13 +364,13 @@ class Chain(Defense):
         source: Source,
     ) -> Sent:
         after = []
-        for link, own in self._with_states(state):
-            update, own = link.transform(update, own, context, source)
-            after.append(own)
+        for link, link_state in self._with_states(state):
+            update, link_state = link.transform(update, link_state, context, source)
+            after.append(link_state)
         return update, tuple(after)
 
     def acts(self, state: State) -> bool:
-        return all(link.acts(own) for link, own in self._with_states(state))
+        return all(link.acts(link_state) for link, link_state in self._with_states(state))
 
     def _with_states(self, state: State) -> Iterator[tuple[Defense, State]]:
         # A client has no state before its first round.

@@ -117,9 +117,9 @@ class CorrelatedNoise(GaussianMechanism):
                 f"{tuple(update.rows.shape)}; start with the state None for a new model"
             )
         factor, weights, memory = _recipe(self.mechanism, self.rounds)
-        own = self.sigma * factor.inverse[at] * bound  # the part of every round's white noise
-        fresh = float(own[at] ** 2)
-        all_of_it = float(own @ own)
+        scales = self.sigma * factor.inverse[at] * bound  # the part of every round's white noise
+        fresh = float(scales[at] ** 2)
+        all_of_it = float(scales @ scales)
         begun = update.rows.new_zeros(())
         for weight, noise in zip(
             weights[at, at - len(past.kept) : at],

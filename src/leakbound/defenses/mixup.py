@@ -128,8 +128,8 @@ class FixedMixup(Resolved):
 
     def infer(self, task: Task, update: Update) -> Task:
         """Mixing with the batch's mean, as far as the best linear estimate would undo it."""
-        own, squares = self.settings.moments
-        return _mixing(task, _Average(squares / own), _Average(own))
+        mean, squares = self.settings.moments
+        return _mixing(task, _Average(squares / mean), _Average(mean))
 
 
 def mixed(
@@ -185,8 +185,8 @@ class _MixInputs:
         module: nn.Module,
         args: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
-        (own, first), (other, second) = self.rule.parts(args[0])
-        return (own * first + other * second, *args[1:])
+        (share, first), (other, second) = self.rule.parts(args[0])
+        return (share * first + other * second, *args[1:])
 
 
 def _mixing(
@@ -200,8 +200,8 @@ def _mixing(
     plain = task.loss
     model.register_forward_pre_hook(_MixInputs(inputs))
 
-    def loss(outputs: Tensor, given: Tensor) -> Tensor:
-        return torch.stack([part * plain(outputs, own) for part, own in labels.parts(given)]).sum()
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([part * plain(outputs, y) for part, y in labels.parts(targets)]).sum()
 
     return replace(task, model=model, loss=loss)
 

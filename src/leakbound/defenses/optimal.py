@@ -48,12 +48,12 @@ def _set_level(
     levels: dict[str, float | None],
 ) -> None:
     """Reject two fields that set the same level; without any, set the first to its default."""
-    given = [name for name, value in levels.items() if value is not None]
-    if not given:
+    names = [name for name, value in levels.items() if value is not None]
+    if not names:
         object.__setattr__(defense, next(iter(levels)), default)
-    elif len(given) > 1:
+    elif len(names) > 1:
         raise ValueError(
-            f"{given[0]} and {given[1]} are both given; they set the same level: give one"
+            f"{names[0]} and {names[1]} are both given; they set the same level: give one"
         )
 
 
@@ -86,13 +86,13 @@ class _Local(Defense):
             raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
         batch = context.batch
         task = context.task
-        given = task, batch.inputs, batch.labels
+        arguments = task, batch.inputs, batch.labels
         return 1, self._decided(
-            sensitivity(*given, source, directions=self.directions),
+            sensitivity(*arguments, source, directions=self.directions),
             task,
         )
 
-    def _decided(self, own: Sensitivity, task: Task) -> Any:
+    def _decided(self, estimate: Sensitivity, task: Task) -> Any:
         raise NotImplementedError
 
 
@@ -362,8 +362,8 @@ class LocalOptimalNoise(_Local, _Noise):
         kept = self._kept(state, context, source)
         return self._release(update, Gaussian(kept[1].detach(), private=True), source), kept
 
-    def _decided(self, own: Sensitivity, task: Task) -> Tensor:
-        return self._variances(own.values, own.gradient, task)
+    def _decided(self, estimate: Sensitivity, task: Task) -> Tensor:
+        return self._variances(estimate.values, estimate.gradient, task)
 
     def noise_variance(
         self,
@@ -591,5 +591,5 @@ class LocalOptimalPruning(_Local, _Pruning):
         mask = kept[1].draw(update.rows, source)
         return update.masked(mask, by_value=True, drawn=self.draws_mask), kept
 
-    def _decided(self, own: Sensitivity, task: Task) -> _SentCoordinates:
-        return self._choose(own.values, own.gradient.square())
+    def _decided(self, estimate: Sensitivity, task: Task) -> _SentCoordinates:
+        return self._choose(estimate.values, estimate.gradient.square())

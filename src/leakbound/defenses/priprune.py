@@ -160,9 +160,9 @@ class PriPrune(Withholding):
             if weights is not None and sent is not None:
                 last = self.compose == "last"
                 # Logistic noise is below the logit with probability alpha.
-                own = ~sent[part] if last else noise[part] <= belief.logits[part]
-                own.logical_and_(kept.exists[part])
-                choose(own, weights[part], server[part], start[part])
+                mask = ~sent[part] if last else noise[part] <= belief.logits[part]
+                mask.logical_and_(kept.exists[part])
+                choose(mask, weights[part], server[part], start[part])
         return replace(kept, own=replace(belief, noise=noise)), start
 
     @torch.no_grad()
@@ -240,7 +240,7 @@ class PriPrune(Withholding):
         one = change.new_ones(())
         noise = belief.noise
         server = kept.server
-        own = kept.weights
+        weights = kept.weights
         for layer in layers:
             for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
@@ -251,12 +251,12 @@ class PriPrune(Withholding):
                 if self.form == "linear":
                     share.mul_(alpha)
                 total.sub_(share.mul_(against), alpha=self.privacy)
-                if noise is not None and server is not None and own is not None:
+                if noise is not None and server is not None and weights is not None:
                     soft = alpha
                     along = share
                     torch.sub(noise[part], belief.logits[part], out=soft)
                     soft.div_(self.temperature).sigmoid_()
-                    torch.sub(server[part], own[part], out=along)
+                    torch.sub(server[part], weights[part], out=along)
                     along.mul_(change[part]).mul_(soft)  # dL / dv times the soft mask
                     along.mul_(torch.sub(one, soft, out=soft))
                     total.sub_(along, alpha=self.accuracy / self.temperature)

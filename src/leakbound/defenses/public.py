@@ -184,11 +184,11 @@ def _public_shape(
     return ratio / ratio.mean()
 
 
-def _lifted_parts(given: Structured) -> Structured:
+def _lifted_parts(covariance: Structured) -> Structured:
     """With at least `LEAST` of the mean variance on every coordinate, also after the increase."""
-    own = given.diagonal
-    least = LEAST * (1 + 2 * LEAST) * own.mean()
-    return replace(given, scale=given.scale * (least / own).clamp_min(1).sqrt())
+    diagonal = covariance.diagonal
+    least = LEAST * (1 + 2 * LEAST) * diagonal.mean()
+    return replace(covariance, scale=covariance.scale * (least / diagonal).clamp_min(1).sqrt())
 
 
 def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
@@ -249,11 +249,11 @@ def _moment(matrices: Tensor) -> Tensor:
 
 def _shrunk(moment: Tensor) -> Tensor:
     """A moment shrunk towards its diagonal, with no diagonal entry near 0."""
-    own = moment if moment.ndim == 1 else moment.diagonal()
-    own = own.clamp_min(SHRINK * own.mean().clamp_min(1e-30))
+    diagonal = moment if moment.ndim == 1 else moment.diagonal()
+    diagonal = diagonal.clamp_min(SHRINK * diagonal.mean().clamp_min(1e-30))
     if moment.ndim == 1:
-        return own
-    return (1 - SHRINK) * moment + torch.diag(own - (1 - SHRINK) * moment.diagonal())
+        return diagonal
+    return (1 - SHRINK) * moment + torch.diag(diagonal - (1 - SHRINK) * moment.diagonal())
 
 
 def _root(moment: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def defended_layer(task: Task, layer: str | None = None) -> str:
     linear: list[str] = []
     first: str | None = None
     for name, module in task.model.named_modules():
-        if any(getattr(module, own) is not None for own in weight_names(module)):
+        if any(getattr(module, weight) is not None for weight in weight_names(module)):
             first = name if first is None else first
             sent = (f"{name}.weight" if name else "weight") in task.names
             if isinstance(module, nn.Linear) and sent:

@@ -83,13 +83,13 @@ class Withholding(Defense):
                 "begin with the state of this model, or with None"
             )
         server = task.parameters
-        own = kept.weights
+        weights = kept.weights
         if task.kept is not kept.pruned:
             exists = _existing(task, kept.spans)
-            if own is not None and not torch.equal(kept.exists, exists):
+            if weights is not None and not torch.equal(kept.exists, exists):
                 # a weight that the model lacked in the last round has only the server's value
-                own = torch.where(kept.exists, own, server)
-            kept = replace(kept, exists=exists, weights=own, pruned=task.kept)
+                weights = torch.where(kept.exists, weights, server)
+            kept = replace(kept, exists=exists, weights=weights, pruned=task.kept)
         kept, start = self._start(kept, server, source)
         if task.kept is not None:
             start = start * task.kept
@@ -168,18 +168,18 @@ class Withholding(Defense):
         if start is not None and self.pseudo:
             weights = torch.empty_like(start)
         for part in blocks(((0, len(change)),)):
-            own = change[part]
+            values = change[part]
             if start is not None and weights is not None:
                 torch.add(
                     start[part],
-                    own,
+                    values,
                     alpha=-kept.rate,
                     out=weights[part],
                 )
             if late and start is not None and server is not None:
-                own = torch.sub(server[part], start[part], out=rows[part])
-                own.div_(kept.rate).add_(change[part])
-            torch.mul(own, as_bytes(mask[part]), out=rows[part])
+                values = torch.sub(server[part], start[part], out=rows[part])
+                values.div_(kept.rate).add_(change[part])
+            torch.mul(values, as_bytes(mask[part]), out=rows[part])
         return rows, weights
 
 
@@ -255,8 +255,8 @@ class Withhold(Withholding):
         start = torch.empty_like(server)
         with torch.no_grad():
             for part in blocks(((0, len(server)),)):
-                own = kept.sent[part].logical_not().logical_and_(kept.exists[part])
-                choose(own, kept.weights[part], server[part], start[part])
+                mask = kept.sent[part].logical_not().logical_and_(kept.exists[part])
+                choose(mask, kept.weights[part], server[part], start[part])
         return kept, start
 
     def _mask(
