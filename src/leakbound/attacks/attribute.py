@@ -128,9 +128,9 @@ def read_attribute(
     sent = sent[kept].double()
     noise = noise[kept]
     filters = _separations(rows, noise)
-    enough = [own for own, found in filters.items() if found.apart >= FAR]
+    enough = [candidate for candidate, separation in filters.items() if separation.apart >= FAR]
     # Few coordinates that tell the values apart by far are those that nobody else moves.
-    chosen = min(enough, default=max(filters, key=lambda own: filters[own].apart))
+    chosen = min(enough, default=max(filters, key=lambda candidate: filters[candidate].apart))
     scores = chosen(_statistics(rows, noise), sent).scores
     expected = filters[chosen].right
     return AttributeReading(int(scores.argmax()), scores, expected)
@@ -274,21 +274,24 @@ def _separations(rows: Tensor, noise: Tensor) -> dict[_MatchedFilter, _Separatio
     coordinates = rows.shape[-1]
     sizes = [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
     filters = [_MatchedFilter(size, direction) for size in sizes for direction in (False, True)]
-    margins: dict[_MatchedFilter, list[Tensor]] = {own: [] for own in filters}
-    spreads: dict[_MatchedFilter, list[Tensor]] = {own: [] for own in filters}
+    margins: dict[_MatchedFilter, list[Tensor]] = {candidate: [] for candidate in filters}
+    spreads: dict[_MatchedFilter, list[Tensor]] = {candidate: [] for candidate in filters}
     for left_out in range(len(rows)):
         rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
         trainings = _statistics(rest, noise)
         for value, row in enumerate(rows[left_out]):
-            for own in filters:
-                scores, weights, telling = own(trainings, row)
+            for candidate in filters:
+                scores, weights, telling = candidate(trainings, row)
                 others = [at for at in range(len(scores)) if at != value]
                 nearest = others[int(scores[others].argmax())]
-                margins[own].append(scores[value] - scores[nearest])
+                margins[candidate].append(scores[value] - scores[nearest])
                 # The trainings have no noise, and the update does.
                 apart = (weights[value] - weights[nearest]).square()
-                spreads[own].append((apart * noise[telling]).sum())
-    return {own: _summary(torch.stack(margins[own]), torch.stack(spreads[own])) for own in filters}
+                spreads[candidate].append((apart * noise[telling]).sum())
+    return {
+        candidate: _summary(torch.stack(margins[candidate]), torch.stack(spreads[candidate]))
+        for candidate in filters
+    }
 
 
 def _summary(margin: Tensor, spreads: Tensor) -> _Separation:

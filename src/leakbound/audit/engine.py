@@ -228,7 +228,7 @@ def _run_many(
                 yield from results
         except BrokenProcessPool:
             guilty = held[at].popleft() if held[at] else ()
-            waiting.extendleft(tuple(chain(*own)) for own in held if own)
+            waiting.extendleft(tuple(chain(*queue)) for queue in held if queue)
             for unit in guilty:
                 deaths[unit.id] += 1
                 if deaths[unit.id] == TRIES:

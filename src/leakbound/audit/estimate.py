@@ -32,7 +32,7 @@ def estimate(
     """
     slowest = (0.0, "")
     steps = 0
-    found = dict[str, float]()
+    seconds = dict[str, float]()
 
     @cache
     def gradient(model: ModelSpec, size: int) -> float:
@@ -58,9 +58,9 @@ def estimate(
         else:
             spec = unit.utility
             work = spec.rounds * spec.clients * gradient(unit.model, spec.batch_size)
-        found[unit.id] = OVERHEAD + work
+        seconds[unit.id] = OVERHEAD + work
     basis = f"{steps:,} steps of searches were counted, each as {EVALUATION:g} gradients"
-    return found, "; ".join(filter(None, [basis, slowest[1]]))
+    return seconds, "; ".join(filter(None, [basis, slowest[1]]))
 
 
 def _gradient(

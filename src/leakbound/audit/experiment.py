@@ -154,11 +154,11 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
         with one_thread():
             measured = train(unit, context)
         curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
-        found = {
+        values = {
             name: value if isinstance(value, int) else records.short(value)
             for name, value in measured.items()
         }
-        record = _training(unit, context, curve=curve, **found)
+        record = _training(unit, context, curve=curve, **values)
     except (NotApplicable, Refused) as error:
         record = _training(
             unit,
@@ -313,7 +313,7 @@ def _header(
 def _training(
     unit: plans.TrainingUnit,
     context: PlanContext,
-    **found: Any,
+    **values: Any,
 ) -> records.Training:
     return records.Training(
         training=unit.id,
@@ -322,7 +322,7 @@ def _training(
         seed=unit.seed,
         rounds=unit.utility.rounds,
         optimizer=unit.utility.optimizer,
-        **found,
+        **values,
     )
 
 
@@ -425,7 +425,7 @@ def released(
 
 def _features(
     played: Round,
-    found: Tensor,
+    features: Tensor,
     layer: str,
 ) -> records.Features:
     """Errors of the features that the attack found, up to sign; None if a true one is zero."""
@@ -434,11 +434,11 @@ def _features(
     with torch.no_grad():
         cohort = played.observation.cohort
         true = clients_layer_inputs(task, inputs, [layer], cohort)[layer].flatten(1)
-    if not (bool((true != 0).any(1).all()) and bool((found != 0).any(1).all())):
+    if not (bool((true != 0).any(1).all()) and bool((features != 0).any(1).all())):
         return records.Features(layer=layer)
-    errors = feature_errors(found, true, signed=False)
+    errors = feature_errors(features, true, signed=False)
     return records.Features(
         layer=layer,
-        span=records.short(subspace_error(found.T, true)),
+        span=records.short(subspace_error(features.T, true)),
         errors=tuple(records.short(float(error)) for error in errors),
     )

@@ -301,7 +301,7 @@ def run_audit(
         )
     place = Path(tempfile.mkdtemp(prefix="leakbound-"))
     try:
-        found = audit(
+        result = audit(
             plan,
             place / "run",
             workers=workers,
@@ -311,5 +311,5 @@ def run_audit(
     except BaseException:  # also Ctrl-C: nobody else knows the folder
         shutil.rmtree(place, ignore_errors=True)
         raise
-    weakref.finalize(found, shutil.rmtree, place, ignore_errors=True)
-    return found
+    weakref.finalize(result, shutil.rmtree, place, ignore_errors=True)
+    return result

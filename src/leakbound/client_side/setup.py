@@ -101,14 +101,14 @@ class Setup:
     ) -> Task:
         """The task at the weights that the server sent; the model's own fill what `named` lacks."""
         model = self._fresh()
-        own = trained(model)
+        weights = trained(model)
         names = model.named_parameters(remove_duplicate=False)
-        if shared := {name for name, p in names if p.requires_grad} - set(own):
+        if shared := {name for name, p in names if p.requires_grad} - set(weights):
             raise ValueError(
                 f"the model holds one tensor under two names ({min(shared)!r}); mods cannot defend "
                 "tied weights: give each layer its own"
             )
-        if missing := [name for name in own if name not in named]:
+        if missing := [name for name in weights if name not in named]:
             raise ValueError(f"the weights {missing[0]!r} are missing; send all trained weights")
         model.load_state_dict(dict(named), strict=False)
         return Task.of(

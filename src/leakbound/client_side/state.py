@@ -57,8 +57,8 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"dict": {key: _plain(item, tensors) for key, item in value.items()}}
     if is_dataclass(value) and not isinstance(value, type):
         # Fields without `init` follow from the others when the class is made again.
-        own = {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value) if f.init}
-        return {"class": type(value).__qualname__, "of": type(value).__module__, "fields": own}
+        values = {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value) if f.init}
+        return {"class": type(value).__qualname__, "of": type(value).__module__, "fields": values}
     raise ValueError(
         f"a defense keeps a {type(value).__name__} between rounds, which cannot be stored; keep "
         "numbers, tensors, tuples, dictionaries and dataclasses of these"
@@ -83,8 +83,8 @@ def _value(
     name = f"{plain['of']}:{plain['class']}"
     if name not in known:
         raise ValueError(f"the state holds a {name}, which the defense does not know")
-    own = {key: _value(item, tensors, known) for key, item in plain["fields"].items()}
-    return known[name](**own)
+    values = {key: _value(item, tensors, known) for key, item in plain["fields"].items()}
+    return known[name](**values)
 
 
 def _known(defense: Chain) -> dict[str, type]:

@@ -268,8 +268,8 @@ def _started(
     finally:
         with suppress(psutil.NoSuchProcess):
             # listed before it dies: its children would then have no parent
-            own = psutil.Process(process.pid)
-            family = {own, *own.children(recursive=True)}
+            root = psutil.Process(process.pid)
+            family = {root, *root.children(recursive=True)}
         for one in family:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
