@@ -46,14 +46,14 @@ def vector(update: Any, like: Tensor | None = None) -> Tensor:
     """All numbers of an update in one float64 vector (D,), as many as in `like`."""
     # Float64: the client's own type would round the sums over runs.
     parts = [value.reshape(-1).double() for _, value in leaves(update)]
-    found = torch.cat(parts) if parts else torch.zeros(0)
-    count = len(found) if like is None else len(like)
-    if not count == len(found) > 0 or not torch.isfinite(found).all():
+    numbers = torch.cat(parts) if parts else torch.zeros(0)
+    count = len(numbers) if like is None else len(like)
+    if not count == len(numbers) > 0 or not torch.isfinite(numbers).all():
         raise ValueError(
-            f"update holds {len(found)} numbers, another one {count}, or some are not finite; "
+            f"update holds {len(numbers)} numbers, another one {count}, or some are not finite; "
             "return the same finite tensors for every batch"
         )
-    return found
+    return numbers
 
 
 def gradient_places(update: Any, task: Task) -> Tensor | None:
@@ -64,11 +64,11 @@ def gradient_places(update: Any, task: Task) -> Tensor | None:
         places[name] = torch.arange(at, at + value.numel()).reshape(value.shape)
         at += value.numel()
     try:
-        own = by_name(task, bare(places), what="update")
-        found = [own[name].expand(shape).reshape(-1) for name, shape, *_ in task.layout]
+        by_parameter = by_name(task, bare(places), what="update")
+        ordered = [by_parameter[name].expand(shape).reshape(-1) for name, shape, *_ in task.layout]
     except (ValueError, KeyError, RuntimeError):
         return None
-    return torch.cat(found)
+    return torch.cat(ordered)
 
 
 def over_rounds(client: Client, rounds: int) -> Client:
@@ -92,9 +92,9 @@ def over_rounds(client: Client, rounds: int) -> Client:
         total = dict[str, Tensor]()
         for number in torch.randint(2**31, (rounds,), generator=source).tolist():
             # Copies: the client may train in place.
-            given = {name: value.clone() for name, value in weights.items()}
-            own = Batch(batch.inputs.clone(), batch.labels.clone())
-            sent = {name: value.double() for name, value in leaves(client(given, own, number))}
+            start = {name: value.clone() for name, value in weights.items()}
+            examples = Batch(batch.inputs.clone(), batch.labels.clone())
+            sent = {name: value.double() for name, value in leaves(client(start, examples, number))}
             form, before = ({k: v.shape for k, v in one.items()} for one in (sent, total or sent))
             if form != before:
                 raise ValueError("its rounds send different tensors; return the same in each")
@@ -131,10 +131,10 @@ def of_training(
         batch: Batch,
         seed: int,
     ) -> dict[str, Tensor]:
-        own = copies.duplicate(model)
-        own.load_state_dict(weights)
-        trained = train(own, TensorDataset(batch.inputs, batch.labels))
-        return _change((trained if isinstance(trained, nn.Module) else own).state_dict(), weights)
+        copy = copies.duplicate(model)
+        copy.load_state_dict(weights)
+        trained = train(copy, TensorDataset(batch.inputs, batch.labels))
+        return _change((trained if isinstance(trained, nn.Module) else copy).state_dict(), weights)
 
     return client
 
@@ -168,5 +168,5 @@ def of_flower(build: Callable[[Batch], Any]) -> Client:
 
 
 def _change(after: Named, before: Named) -> dict[str, Tensor]:
-    own = bare(after)
-    return {name: own[name].detach().cpu().double() - before[name].double() for name in before}
+    trained = bare(after)
+    return {name: trained[name].detach().cpu().double() - before[name].double() for name in before}

@@ -132,12 +132,12 @@ class EpsilonAudit:
     @property
     def lines(self) -> Iterator[tuple[str, str | None, str]]:
         """What is declared, bounded and found: which of them, the epsilon, and where from."""
-        own = self.claims
-        said = None if own.declared is None else f"{own.declared:g}"
+        claims = self.claims
+        said = None if claims.declared is None else f"{claims.declared:g}"
         yield "declared", said, "the program's claim"
-        if own.bounded is not None:
-            known = f"noise multiplier {own.noise_multiplier:g}, {own.schedule}"
-            yield "bounded", format_upper(own.bounded), known
+        if claims.bounded is not None:
+            known = f"noise multiplier {claims.noise_multiplier:g}, {claims.schedule}"
+            yield "bounded", format_upper(claims.bounded), known
         for one in self.lower:
             shown = f"{one.method}: {one.shown}; assumes: {one.assumes}"
             yield "found, at least", format_lower(one.epsilon), shown
@@ -147,14 +147,14 @@ class EpsilonAudit:
         """The verdict as text."""
         claim = self.claims.least
         best = self.best
-        found = f"epsilon is at least {format_lower(best.epsilon)} (assumes: {best.assumes})"
+        measured = f"epsilon is at least {format_lower(best.epsilon)} (assumes: {best.assumes})"
         if claim is None:
-            return f"cannot tell: {found}, and nothing is claimed; give --declared"
+            return f"cannot tell: {measured}, and nothing is claimed; give --declared"
         claimed = f"the claim is {format_upper(claim)}"
         if self.code == LEAKS:
-            return f"the program leaks more than it claims: {found}, and {claimed}"
+            return f"the program leaks more than it claims: {measured}, and {claimed}"
         if self.code == CONSISTENT:
-            return f"consistent: {found}, and {claimed}. This does not prove it"
+            return f"consistent: {measured}, and {claimed}. This does not prove it"
         seen = f"so many runs show {format_lower(self.power)} at most, and {claimed}"
         return f"cannot tell: {seen if best.epsilon else 'the canary is not seen'}; give more runs"
 
@@ -172,14 +172,14 @@ def read(path: Path) -> EpsilonAudit:
             content = stream.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ValueError(f"it is over {MOST_BYTES} bytes")
-        found = msgspec.json.decode(content, type=EpsilonAudit)
-        probability("confidence", found.confidence)
-        check.non_negative(power=found.power)
-        for one in found.lower:
+        audit = msgspec.json.decode(content, type=EpsilonAudit)
+        probability("confidence", audit.confidence)
+        check.non_negative(power=audit.power)
+        for one in audit.lower:
             check.non_negative(epsilon=one.epsilon)
-        if not found.lower:
+        if not audit.lower:
             raise ValueError("it holds no limit")
     except (ValueError, OSError, RecursionError) as error:
         words = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{what}: {words}; {mend}") from None
-    return found
+    return audit

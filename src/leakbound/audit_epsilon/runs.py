@@ -168,8 +168,8 @@ def audit_one_run(
     for size in (canaries // (2 * share) for share in SHARES):
         for order in (scores.argsort(), (-scores).argsort()):  # the update's sign is not known
             right = int(coins[order[-size:]].sum() + (~coins[order[:size]]).sum())
-            found = empirical.epsilon_of_guesses(right, 2 * size, canaries, **how)
-            best = max(best, (found, right, 2 * size))
+            epsilon = empirical.epsilon_of_guesses(right, 2 * size, canaries, **how)
+            best = max(best, (epsilon, right, 2 * size))
     power = empirical.epsilon_of_guesses(2 * size, 2 * size, canaries, **how)
     shown = f"{best[1]} of {best[2]} guesses right, {canaries} canaries"
     lower = LowerEpsilon("guesses of one run", best[0], "nothing", shown)
@@ -224,13 +224,13 @@ def _canary_pair(
     if canary is not None:
         rows = torch.cat([canary.inputs, rows])
         every = torch.cat([canary.labels, every])
-    found = _gradients(task, Batch(rows, every))
+    gradients = _gradients(task, Batch(rows, every))
     mean = _gradients(task, base).mean(0)
     mean = normalize(mean, dim=0)
-    apart = (found - torch.outer(found @ mean, mean)).norm(dim=1)
+    apart = (gradients - torch.outer(gradients @ mean, mean)).norm(dim=1)
     # A canary that was given stands first.
     best = int(apart.argmax()) if canary is None else 0
-    far = int((normalize(found) @ found[best]).argmin())
+    far = int((normalize(gradients) @ gradients[best]).argmin())
     return Batch(rows[best, None], every[best, None]), Batch(rows[far, None], every[far, None])
 
 
@@ -251,10 +251,10 @@ def _sent(
     draws: torch.Generator,
 ) -> Any:
     number = int(torch.randint(2**31, (), generator=draws))
-    given = {name: value.clone() for name, value in weights.items()}
+    start = {name: value.clone() for name, value in weights.items()}
     try:
         with seeded(torch.Generator().manual_seed(number)):
-            return client(given, Batch(batch.inputs.clone(), batch.labels.clone()), number)
+            return client(start, Batch(batch.inputs.clone(), batch.labels.clone()), number)
     except Exception as error:
         stops.reraise(error)
         raise ValueError(
@@ -280,7 +280,7 @@ def _directions(
         count += held
         sums[held] += update - start
         squares += (update - start).square()
-    means = [own / count for own in sums]
+    means = [total / count for total in sums]
     change = means[1] - means[0]
     # The variances without and with the canary, added; rounding may leave less than 0.
     spread = (squares / count - means[0].square() - means[1].square()).clamp_min(0)
@@ -288,10 +288,10 @@ def _directions(
     spread += FLOOR * max(float(spread.max()), float(change.square().max()), 1e-200)
     plain = [change]
     if slope is not None:
-        own = torch.zeros_like(change)
-        own[places] = slope
+        gradient = torch.zeros_like(change)
+        gradient[places] = slope
         # Clients send gradients or changes of the weights: the sign is not known.
-        plain.append(own if own @ change >= 0 else -own)
+        plain.append(gradient if gradient @ change >= 0 else -gradient)
     rows = torch.stack([way for one in plain for way in (one, one / spread)])
     # `normalize` divides by at least 1e-12: rows of tiny entries have to grow first.
     return normalize(rows / rows.abs().amax(1, keepdim=True).clamp_min(1e-300))
@@ -299,10 +299,10 @@ def _directions(
 
 def _scores(rows: Tensor, runs: Iterator[tuple[bool, Tensor]]) -> Scores:
     """(2, N, K): scores without and with the canary, of every run in every direction."""
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    scores: tuple[list[Tensor], list[Tensor]] = ([], [])
     for held, update in runs:
-        found[held].append(rows @ update)
-    return torch.stack([torch.stack(part) for part in found]).numpy()
+        scores[held].append(rows @ update)
+    return torch.stack([torch.stack(part) for part in scores]).numpy()
 
 
 def _tests(claims: Claims) -> Iterator[tuple[str, str, Callable[..., Any], Callable[..., float]]]:
@@ -352,7 +352,7 @@ def _limits(
     """For the events "above the cut" and "not above": limits on the larger and smaller rate."""
     n = scores.shape[1]
     limits = empirical.count_limits(n, level)
-    without, held = (n - np.searchsorted(np.sort(own), cuts, side="right") for own in scores)
+    without, held = (n - np.searchsorted(np.sort(part), cuts, side="right") for part in scores)
     return (1 - limits[n - held], limits[without]), (1 - limits[without], limits[n - held])
 
 
@@ -368,9 +368,9 @@ def _matched(
     Common parts are removed first, so that the unknown scale of the update does not matter. The
     ridge is the best linear estimate's, for the claimed noise and coins of variance 1/4.
     """
-    unit, rest = (normalize(_gradients(task, own)) for own in (planted, base))
+    unit, rest = (normalize(_gradients(task, batch)) for batch in (planted, base))
     common = torch.linalg.qr(torch.stack([unit.mean(0), rest.mean(0)]).T)[0]
-    own = unit - (unit @ common) @ common.T
-    gram = own @ own.T + 4 * noise**2 * torch.eye(len(own), dtype=own.dtype)
-    found: Tensor = torch.linalg.solve(gram, own @ update)
-    return found
+    residual = unit - (unit @ common) @ common.T
+    gram = residual @ residual.T + 4 * noise**2 * torch.eye(len(residual), dtype=residual.dtype)
+    scores: Tensor = torch.linalg.solve(gram, residual @ update)
+    return scores
