@@ -84,8 +84,8 @@ class Channel:
 
     def _value(self, batch: Batch) -> Tensor:
         """As `expected`, but not differentiable."""
-        given = batch.inputs, batch.labels, self.defense
-        return self._seen(pure_simulate(self.task, *given, example_gradients)).detach()
+        arguments = batch.inputs, batch.labels, self.defense
+        return self._seen(pure_simulate(self.task, *arguments, example_gradients)).detach()
 
     def _seen(self, rows: Tensor) -> Tensor:
         if rows.shape[-2] != 1:
@@ -97,20 +97,20 @@ class Channel:
         assert isinstance(self.law, Gaussian)  # checked when it was built
         if not self.law.private or self.defense is None:
             return None
-        found = self.defense.noise_variance(self.task, inputs, labels)
-        if found is None:
+        variance = self.defense.noise_variance(self.task, inputs, labels)
+        if variance is None:
             raise NotApplicable("the noise depends on private data in a way that is not known")
-        if bool((found <= 0).any()):
+        if bool((variance <= 0).any()):
             raise NotApplicable(
                 "which coordinates get no noise depends on private data, and leaks it"
             )
-        return found
+        return variance
 
     def log_variance(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The logarithm of `variance`, if there is one."""
-        own = self.variance(inputs, labels)
-        assert own is not None  # called only if the noise depends on the batch
-        return own.log()
+        variance = self.variance(inputs, labels)
+        assert variance is not None  # called only if the noise depends on the batch
+        return variance.log()
 
     def whiten(
         self,
@@ -123,8 +123,8 @@ class Channel:
         covariance = self.law.covariance
         if isinstance(covariance, Structured):
             return covariance.whiten(rows)
-        own = self.variance(inputs, labels)
-        spread = torch.as_tensor(covariance if own is None else own.detach()).to(rows).sqrt()
+        var = self.variance(inputs, labels)
+        spread = torch.as_tensor(covariance if var is None else var.detach()).to(rows).sqrt()
         spread = spread.expand_as(rows)
         if bool((rows[spread == 0] != 0).any()):
             raise NotApplicable("some coordinate that depends on the inputs has no noise")
@@ -183,11 +183,11 @@ def fisher_matrix(
         if pattern is not None:
             patterns.append(pattern.double())
     whole = torch.cat(changes)
-    found = whole @ whole.T
+    information = whole @ whole.T
     if patterns:
         pattern = torch.cat(patterns)
-        found = found + 0.5 * (pattern @ pattern.T)
-    return cast(Array, ((found + found.T) / 2).cpu().numpy())
+        information = information + 0.5 * (pattern @ pattern.T)
+    return cast(Array, ((information + information.T) / 2).cpu().numpy())
 
 
 def fisher_trace(
@@ -250,7 +250,7 @@ def _mean_moved(
         return vmap(lambda way: cast(Tensor, jvp(of, (inputs,), (way,))[1]))(directions)
     if defense is not None:
         alone, together = defense.sides
-        sent = lambda own: together.imitate(alone.imitate(own))  # noqa: E731
+        sent = lambda point: together.imitate(alone.imitate(point))  # noqa: E731
         changes = vmap(lambda way: cast(Tensor, jvp(sent, (rows,), (way,))[1]))(changes)
     return channel._seen(changes)
 
@@ -310,7 +310,7 @@ def _of_batch(
     sizes = torch.as_tensor(steps).to(inputs)
     pairs = torch.cartesian_prod(*(torch.arange(count) for count in steps.shape))
     width = 32 * (len(channel.task.parameters) + total) * inputs.element_size()
-    found = []
+    overlaps = []
     for part in torch.split(pairs, max(1, min(32, CHUNK_BYTES // width))):
         which, at = part.unbind(1)
         moves = (frame.T[which] * sizes[which, at][:, None] / 2).reshape(-1, *inputs.shape)
@@ -319,5 +319,5 @@ def _of_batch(
                 torch.cat([inputs + moves, inputs - moves])
             )
             change = channel.whiten(ends[: len(part)] - ends[len(part) :], inputs, labels)
-        found.append(torch.exp(-change.double().square().sum(1) / 8))
-    return cast(Array, torch.cat(found).reshape(steps.shape).cpu().numpy())
+        overlaps.append(torch.exp(-change.double().square().sum(1) / 8))
+    return cast(Array, torch.cat(overlaps).reshape(steps.shape).cpu().numpy())

@@ -63,13 +63,13 @@ def clipped_gram(
             f"the model has weights of type {task.parameters.dtype}, in which norms are too coarse "
             "for clipping; convert it to float32"
         )
-    found = torch.zeros(n, n, dtype=torch.float64)
+    gram = torch.zeros(n, n, dtype=torch.float64)
     labels = batch.labels.cpu().reshape(n, -1) if within_labels else torch.zeros(n, 1)
     group = torch.unique(labels, dim=0, return_inverse=True)[1]
     for place in [(group == k).nonzero()[:, 0] for k in range(int(group.max()) + 1)]:
-        own = _products(task, Batch(batch.inputs[place], batch.labels[place]), clip_norm)
-        found[place[:, None], place] = own.cpu() / clip_norm**2
-    return np.asarray(found.numpy(), np.float64)
+        block = _products(task, Batch(batch.inputs[place], batch.labels[place]), clip_norm)
+        gram[place[:, None], place] = block.cpu() / clip_norm**2
+    return np.asarray(gram.numpy(), np.float64)
 
 
 def most_examples(task: Task) -> int:
@@ -92,15 +92,15 @@ def _products(
     """Inner products (n, n) of the clipped gradients, float64."""
     # Each example is released in some batch: how the plan cuts batches does not matter.
     whole = replace(task, plan=replace(task.plan, batch_size=None))
-    found = None
+    gram = None
     if whole.plan.is_gradient and not whole.coupled:
-        found = example_products(whole, batch.inputs, batch.labels)
-    if found is None:
+        gram = example_products(whole, batch.inputs, batch.labels)
+    if gram is None:
         return products(_clipped(whole, batch, clip_norm))
-    squares = found.diagonal().clone()
+    squares = gram.diagonal().clone()
     shrink = (clip_norm / squares.sqrt()).clamp(max=1.0)
     sent = squares < torch.finfo(task.parameters.dtype).max  # as the defense's link clips
-    return torch.where(sent[:, None] & sent, found * (shrink[:, None] * shrink), 0.0)
+    return torch.where(sent[:, None] & sent, gram * (shrink[:, None] * shrink), 0.0)
 
 
 def _clipped(
@@ -117,8 +117,8 @@ def _clipped(
     size = max(1, PART_BYTES // (4 * len(whole.parameters) * whole.parameters.element_size()))
     for start in range(0, batch.size, min(size, 256)):
         part = slice(start, start + min(size, 256))
-        given = whole, batch.inputs[part], batch.labels[part]
-        own = rows(*given, Unit.EXAMPLE, example_gradients)
-        own[~own.sum(1).isfinite()] = 0.0  # faster than each number; clipping removes overflows
-        sent[part] = clip_rows(own, clip_norm).cpu()
+        arguments = whole, batch.inputs[part], batch.labels[part]
+        grads = rows(*arguments, Unit.EXAMPLE, example_gradients)
+        grads[~grads.sum(1).isfinite()] = 0.0  # faster than each number; clipping removes overflows
+        sent[part] = clip_rows(grads, clip_norm).cpu()
     return sent
