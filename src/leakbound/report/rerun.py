@@ -117,8 +117,10 @@ def _tables(plan: Table) -> list[str]:
         tables["risk"]["probability"] = 0
     tables["criterion"] = {name: plan.get(name) for name in CRITERION}
     tables["metrics"] = {"lpips_weights": plan.get("lpips_weights")}
-    kept = {name: {k: v for k, v in own.items() if v is not None} for name, own in tables.items()}
-    return [f"[{name}]\n{_rows(own)}" for name, own in kept.items() if own]
+    kept = {
+        name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()
+    }
+    return [f"[{name}]\n{_rows(table)}" for name, table in kept.items() if table]
 
 
 def _rows(rows: Table) -> str:

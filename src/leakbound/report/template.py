@@ -75,8 +75,8 @@ def environment_of(**settings: Any) -> Environment:
             attribute: str,
         ) -> Any:
             # `versions.items` is the version of a library of that name, not the method.
-            own = isinstance(obj, Mapping) and attribute in obj
-            return obj[attribute] if own else super().getattr(obj, attribute)
+            is_entry = isinstance(obj, Mapping) and attribute in obj
+            return obj[attribute] if is_entry else super().getattr(obj, attribute)
 
     def shown(value: Any) -> Any:
         if callable(value) and not isinstance(value, Undefined):
@@ -116,7 +116,7 @@ def _environment() -> Environment:
     numbers: list[Callable[..., str]] = [decimal, significant, percent, explained]
     numbers += [upper_decimal, upper_bound, lower_bound, lower_percent, interval]
     words = (score, cell, brief, plain, listing, plural)
-    environment.filters |= {own.__name__: own for own in (*numbers, *words)}
+    environment.filters |= {function.__name__: function for function in (*numbers, *words)}
     environment.filters["name"] = breakable
     return environment
 

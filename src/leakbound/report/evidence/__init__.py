@@ -51,9 +51,9 @@ def schema() -> str:
     parts = cleaned(msgspec.json.schema(EvidenceReport)["$defs"])
     form = "https://json-schema.org/draft/2020-12/schema"
     # The root is no reference, so that a reader of the schema sees its fields first.
-    own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
+    header = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
     return json.dumps(
-        parts.pop("EvidenceReport") | own,
+        parts.pop("EvidenceReport") | header,
         indent=1,
         sort_keys=True,
     )

@@ -70,9 +70,9 @@ def asked(
     statements: Mapping[str, str],
     words: str = "",
 ) -> Item:
-    given = statements.get(name) or None
-    source = "--declare" if given else f"nobody: give --declare {name}=..."
-    return item(name, given, "declared", source, words)
+    statement = statements.get(name) or None
+    source = "--declare" if statement else f"nobody: give --declare {name}=..."
+    return item(name, statement, "declared", source, words)
 
 
 def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:

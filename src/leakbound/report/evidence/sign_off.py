@@ -142,7 +142,7 @@ def _covered(
     least = training.noise_multiplier * (1 - CLOSE)
     defenses = {summary.names.defense(a): a.defense for a in summary.assessments}
     known = {label: mechanism(defense.settings) for label, defense in defenses.items()}
-    return [label for label, found in known.items() if found is not None and found[0] >= least]
+    return [label for label, pair in known.items() if pair is not None and pair[0] >= least]
 
 
 def training_line(training: DeclaredTraining) -> str:

@@ -149,7 +149,7 @@ def _checks(run: Run) -> list[parts.Check]:
     if pictures:
         named = whole == len(pictures), f"{whole} of {len(pictures)}"
         rows["Every picture has the name of its content"] = named
-    return [parts.Check(words, *found) for words, found in rows.items()]
+    return [parts.Check(words, *outcome) for words, outcome in rows.items()]
 
 
 def _follows(record: Assessment) -> bool:
