@@ -218,8 +218,8 @@ def _with_mods(real: Any) -> Any:
     def make(function: Any, mods: Sequence[Any]) -> Any:
         made = real(function, mods)
 
-        def called(*given: Any, **named: Any) -> Any:
-            return made(*given, **named)
+        def called(*arguments: Any, **named: Any) -> Any:
+            return made(*arguments, **named)
 
         called.leakbound_mods = tuple(mods)  # type: ignore[attr-defined]
         return called

@@ -60,5 +60,5 @@ def flower_name(thing: Any) -> str | None:
     """The name of a mod or strategy of Flower's own, or of Flower's class that it derives from."""
     if hasattr(thing, "__name__"):
         return str(thing.__name__) if str(thing.__module__).startswith("flwr.") else None
-    own = (kind for kind in type(thing).__mro__ if kind.__module__.startswith("flwr."))
-    return next((kind.__name__ for kind in own), None)
+    bases = (kind for kind in type(thing).__mro__ if kind.__module__.startswith("flwr."))
+    return next((kind.__name__ for kind in bases), None)

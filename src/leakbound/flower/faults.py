@@ -137,8 +137,8 @@ def _strategy(
 ) -> Any:
     kind = getattr(strategies, name)
     norm = {"initial_clipping_norm" if "Adaptive" in name else "clipping_norm": NORM}
-    given = {"noise_multiplier": noise, "num_sampled_clients": clients, **norm}
-    return kind(strategies.FedAvg(), **given, **settings)
+    privacy_settings = {"noise_multiplier": noise, "num_sampled_clients": clients, **norm}
+    return kind(strategies.FedAvg(), **privacy_settings, **settings)
 
 
 def _aggregated(
@@ -157,8 +157,8 @@ def _arrays(values: Values) -> ArrayRecord:
 
 def _reply(values: Values, **metrics: int) -> Any:
     """A reply as mods and strategies read it; a real one would need the process's identity."""
-    own = MetricRecord({"num-examples": 1, **metrics})
-    content = RecordDict({"arrays": _arrays(values), "metrics": own})
+    record = MetricRecord({"num-examples": 1, **metrics})
+    content = RecordDict({"arrays": _arrays(values), "metrics": record})
     return SimpleNamespace(content=content, has_error=lambda: False)
 
 

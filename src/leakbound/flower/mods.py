@@ -103,7 +103,7 @@ class DefenseMod:
         try:
             within = unbroken(inside, reply, repr(self))
             whole = self.defense if within is None else combined(within, self.defense)
-            given = given_to(inside, reply)
+            weights_digest = given_to(inside, reply)
             update, ready = work.answer(reply, tapped)
             if self.seed is not None:
                 messages.add_metrics(reply, {MARK: 1})
@@ -116,7 +116,7 @@ class DefenseMod:
                 whole,
                 made=made,
                 seeded=seeded,
-                given=given,
+                given=weights_digest,
                 rate=rate,
             )
         except Exception as error:
@@ -179,12 +179,12 @@ class _FlowerRound:
         weights = self.own.start_weights
         if not weights:
             return call_next(message, self.context)
-        given = message.content[self.key]
+        received = message.content[self.key]
         message.content[self.key] = write(weights, self.record, self.like, SENT)
         try:
             return call_next(message, self.context)
         finally:
-            message.content[self.key] = given
+            message.content[self.key] = received
 
     def answer(self, reply: Message, tapped: Tapped) -> tuple[Update, Chain]:
         """Put the defended weights into the reply; return the update and its defense."""

@@ -348,9 +348,9 @@ class _CapturingGrid(InProcessGrid):
         say: Say,
         declared: Callable[[Message], Mapping[str, str]],
         *app: Any,
-        **given: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(*app, **given, on_exchange=self._keep)
+        super().__init__(*app, **options, on_exchange=self._keep)
         self.round = 0
         self.seen = set[int]()
         self.written = list[Path]()
@@ -470,8 +470,8 @@ def _refuse_namesake(folder: Path, package: str) -> None:
     """Raise an error if an imported package has the folder package's name: Python would use it."""
     other = getattr(sys.modules.get(package), "__file__", None)
     place = folder.resolve()
-    own = (place / package).is_dir() or (place / f"{package}.py").is_file()
-    if own and other is not None and not Path(other).resolve().is_relative_to(place):
+    in_folder = (place / package).is_dir() or (place / f"{package}.py").is_file()
+    if in_folder and other is not None and not Path(other).resolve().is_relative_to(place):
         raise ValueError(
             f"folder is {str(folder)!r}, but another package with the name {package!r} is "
             "already imported; run this in a separate process"

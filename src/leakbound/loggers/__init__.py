@@ -142,26 +142,26 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
             return str(run.id)
 
 
-def _content(found: Found) -> LoggedContent:
-    made = _of_run(Path(found)) if isinstance(found, Path | str) else _of_gate(found)
+def _content(result: Found) -> LoggedContent:
+    made = _of_run(Path(result)) if isinstance(result, Path | str) else _of_gate(result)
     words = {name: printable(text) for name, text in made.words.items()}
     settings = {name: printable(text) for name, text in made.settings.items()}
     return made._replace(words=words, settings=settings)
 
 
-def _of_gate(found: Sequence[Requirement]) -> LoggedContent:
+def _of_gate(requirements: Sequence[Requirement]) -> LoggedContent:
     """`holds` is 1 or 0, and missing where it cannot be decided."""
     key = "leakbound/check"
     taken = set[str]()
     numbers = dict[str, float]()
-    words = {f"{key}/answer": reports.summary(found)}
-    for one in found:
+    words = {f"{key}/answer": reports.summary(requirements)}
+    for one in requirements:
         name = _name(taken, key, one.subject, one.key)
         words[f"{name}/answer"] = f"{one.answer}: {one.stated}. Found: {one.found}"
         value, limit = one.numbers or (None, None)
         holds = {HOLDS: 1, BROKEN: 0}.get(one.answer)
         numbers |= _flat({"holds": holds, "value": value, "limit": limit}, name)
-    pages = {f"check{ending}": make(found) for make, ending in reports.FORMS.values()}
+    pages = {f"check{ending}": make(requirements) for make, ending in reports.FORMS.values()}
     return LoggedContent(key, numbers, words, {}, pages)
 
 
