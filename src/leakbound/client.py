@@ -242,9 +242,9 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
         >>> refuse_changing(Task.of(nn.Linear(4, 2)), torch.ones(1, 4))
     """
     model = copies.duplicate(task.model)
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in task.tensors().items():
-        own[name].data = value.detach().clone()
+        tensors[name].data = value.detach().clone()
     first = _slopes(model, inputs)
     drawn = _random_states(inputs.device)
     for _ in range(CALLS - 1):

@@ -47,8 +47,8 @@ class Paired:
         truth, guess = (x[: pictures.MOST].double() for x in (self.truth.inputs, self.inputs))
         labels = [f"label {label}" for label in self.truth.labels[: pictures.MOST].tolist()]
         captions = []
-        for true, own in zip(truth, guess, strict=True):
-            error = float((own - true).square().mean())
+        for true, reconstruction in zip(truth, guess, strict=True):
+            error = float((reconstruction - true).square().mean())
             level = f"; {format_number(capped_psnr(error))} dB" if unit else ""
             captions.append(f"MSE {format_number(error)}{level}")
         span = (0.0, 1.0) if unit else scale

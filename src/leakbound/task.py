@@ -348,10 +348,12 @@ def _shell(model: nn.Module) -> nn.Module:
     """A copy with only the trained parameters as parameters; frozen ones become its buffers."""
     shell = copies.plain(model)
     for module in shell.modules():
-        own = {k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad}
-        if own:
+        frozen = {
+            k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad
+        }
+        if frozen:
             setattr(module, _ORDER, weight_names(module))
-        for name, parameter in own.items():
+        for name, parameter in frozen.items():
             del module._parameters[name]
             module.register_buffer(name, parameter.detach())
     return shell.requires_grad_(False)

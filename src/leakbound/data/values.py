@@ -81,7 +81,7 @@ _DATE = re.compile(r"\d{1,4}[-/. ]?(?:\d\d?|[^\W\d_]{3,9})[-/. \d]|[^\W\d_]{3,9}
 """How a date begins: what does not is looked at no further."""
 _MONTHS = ("%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y")
 _FORMATS: dict[str, tuple[str, ...]] = {
-    shape.replace("-", sign): tuple(own.replace("-", sign) for own in formats)
+    shape.replace("-", sign): tuple(pattern.replace("-", sign) for pattern in formats)
     for sign in "-/."
     for shape, formats in {
         "4-2-2": ("%Y-%m-%d",),

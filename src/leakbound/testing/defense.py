@@ -210,8 +210,8 @@ class _DefenseContract:
 
         def change(one: Update, other: Update) -> float:
             apart = (one.rows - other.rows).abs()
-            for own in (one.mask, other.mask):
-                apart = apart if own is None else apart * own
+            for mask in (one.mask, other.mask):
+                apart = apart if mask is None else apart * mask
             return float(apart.max())
 
         ends = [(place / PLACES, sent(place / PLACES)) for place in range(PLACES + 1)]
