@@ -150,7 +150,7 @@ class Attainable:
         for level in places:
             sizes, limits = self._covered(float(level), tail)
             named = np.array([chance @ _named(noise, size) for size in sizes])
-            counts = [int((own <= level).sum()) for own in errors]
+            counts = [int((error <= level).sum()) for error in errors]
             n = self.counted
             fixed, *lines = (
                 count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
@@ -171,8 +171,8 @@ class Attainable:
             held = self._held  # type: ignore[attr-defined]
             near = self.distance.apart(held, self._words(eta)) <= eta
             most = near.shape[1]
-            own = [*(size for size in SIZES if size < most), most]
-            kept[eta] = np.array(own), np.array([near[:, :size].any(1).sum() for size in own])
+            tried = [*(size for size in SIZES if size < most), most]
+            kept[eta] = np.array(tried), np.array([near[:, :size].any(1).sum() for size in tried])
         sizes, counts = kept[eta]
         sure = 1 - tail / len(counts)
         return sizes, np.array([count_least(int(k), self.counted, confidence=sure) for k in counts])
@@ -198,7 +198,7 @@ class Attainable:
         largest = float(np.linalg.norm((public - mean) @ layer, axis=1).max())
         # The first layer clips every output; the second, scaled to the largest, keeps the norms.
         made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
-        return [_LinearAttack.of(public, mean, own) for own in made]
+        return [_LinearAttack.of(public, mean, weight) for weight in made]
 
     def _errors(
         self,
@@ -241,10 +241,10 @@ class _LinearAttack:
         mean: Array,
         weight: Array,
     ) -> _LinearAttack:
-        own = _clipped((public - mean) @ weight)
-        middle = own.mean(0)
-        values, vectors = np.linalg.eigh((own - middle).T @ (own - middle) / len(public))
-        both = (public - mean).T @ (own - middle) @ vectors / len(public)
+        outputs = _clipped((public - mean) @ weight)
+        middle = outputs.mean(0)
+        values, vectors = np.linalg.eigh((outputs - middle).T @ (outputs - middle) / len(public))
+        both = (public - mean).T @ (outputs - middle) @ vectors / len(public)
         # Rounding may leave eigenvalues a little below 0.
         return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
 
@@ -258,10 +258,10 @@ class _LinearAttack:
         seen = (_clipped((rows - self.mean) @ self.weight) - self.middle) @ self.vectors
         spread = draw.standard_normal(seen.shape)
         part = np.isfinite(noise)
-        found = np.zeros_like(seen)
+        coefficients = np.zeros_like(seen)
         s = noise[part, None]
-        found[part] = (seen[part] + s * spread[part]) / np.maximum(self.values + s**2, 1e-12)
-        return self.mean + found @ self.both.T
+        coefficients[part] = (seen[part] + s * spread[part]) / np.maximum(self.values + s**2, 1e-12)
+        return self.mean + coefficients @ self.both.T
 
 
 def _clipped(rows: Array) -> Array:
@@ -271,7 +271,7 @@ def _clipped(rows: Array) -> Array:
 def _named(noise: Array, size: int) -> Array:
     """Probability that the right one of `size` codewords is named, for each noise multiplier."""
     some = (noise > 0) & np.isfinite(noise)
-    found = np.where(noise > 0, 1.0 / size, 1.0)
+    chance = np.where(noise > 0, 1.0 / size, 1.0)
     if some.any() and size > 1:
-        found[some] = codebook.identified(noise[some], codewords=size)
-    return found
+        chance[some] = codebook.identified(noise[some], codewords=size)
+    return chance

@@ -58,18 +58,18 @@ def counts_of(
 
     Source: this project; docs/errata.md, "Ours".
     """
-    degree = np.array([len(own) for own in near])
+    degree = np.array([len(indices) for indices in near])
     if degree.sum() > MOST_PAIRS:
         return BallCounts(degree, int(degree.max()), "neighbors")
-    medoid = np.array([_medoid(own, distance.mean(level)) for own in apart])
-    each = np.minimum([medoid[own].max() for own in near], degree)
+    medoid = np.array([_medoid(distances, distance.mean(level)) for distances in apart])
+    each = np.minimum([medoid[indices].max() for indices in near], degree)
     most = int(each.max())
     how = "medoid"
     few = most <= SEARCHED if distance.squared else degree.sum() <= COLORED
     if most > 1 and few:
-        found, by, own = _search(near, distance.fits(rows, level))
-        most, how = (found, by) if found < most or by == "exact" else (most, how)
-        each = each if distance.squared else np.minimum(each, own)
+        largest, by, by_example = _search(near, distance.fits(rows, level))
+        most, how = (largest, by) if largest < most or by == "exact" else (most, how)
+        each = each if distance.squared else np.minimum(each, by_example)
     return BallCounts(np.minimum(each, most), most, how)
 
 
@@ -118,11 +118,11 @@ def _search(
     Returns:
         The bound, how it was found, and by example a bound (n,) on the balls that hold it.
     """
-    order = np.argsort([len(own) for own in near], kind="stable")
+    order = np.argsort([len(indices) for indices in near], kind="stable")
     place = np.argsort(order)
     linked = [_bits(place[near[i]], len(near)) & ~(1 << at) for at, i in enumerate(order.tolist())]
-    later = [own >> at + 1 << at + 1 for at, own in enumerate(linked)]
-    each, caps = (np.array([1 + _colors(own, linked) for own in of]) for of in (linked, later))
+    later = [bits >> at + 1 << at + 1 for at, bits in enumerate(linked)]
+    each, caps = (np.array([1 + _colors(bits, linked) for bits in of]) for of in (linked, later))
     best = 1
     calls = 0
     # The largest possible ball first: then the others end at once.
@@ -155,7 +155,7 @@ def _bits(members: Array, count: int) -> int:
 
 def _colored(left: int, linked: list[int]) -> list[tuple[int, int]]:
     """The members of a set, greedily colored, and the number of colors up to each of them."""
-    found = []
+    colored = []
     color = 0
     while left:
         color = color + 1
@@ -165,8 +165,8 @@ def _colored(left: int, linked: list[int]) -> list[tuple[int, int]]:
             member = lowest.bit_length() - 1
             left ^= lowest
             free &= ~(lowest | linked[member])
-            found.append((member, color))
-    return found
+            colored.append((member, color))
+    return colored
 
 
 def _colors(left: int, linked: list[int]) -> int:

@@ -231,15 +231,15 @@ class PublicSample(Baseline):
             kept[eta] = [BallCounts(np.full(n, n), n, "all") for n in map(len, self._groups)]
         elif eta not in kept:
             kept[eta] = [
-                counts_of(own, eta, *self._pairs(place, own, eta), self.distance)
-                for place, own in enumerate(self._rows)
+                counts_of(rows, eta, *self._pairs(place, rows, eta), self.distance)
+                for place, rows in enumerate(self._rows)
             ]
         return kept[eta]
 
     @property
     def _rows(self) -> list[Array]:
         """The coded examples, by class if labels are known."""
-        return [self._coded[own] for own in self._groups]  # type: ignore[attr-defined]
+        return [self._coded[group] for group in self._groups]  # type: ignore[attr-defined]
 
     def _open(self, eta: float) -> bool:
         """Whether two rows that one candidate matches may differ in every column."""
@@ -254,11 +254,11 @@ class PublicSample(Baseline):
             >>> PublicSample([[0.0], [0.1], [0.9]]).alone(0.01).tolist()
             [2]
         """
-        own = [
-            group[found.each == 1]
-            for group, found in zip(self._groups, self.counts(eta), strict=True)
+        alone = [
+            group[balls.each == 1]
+            for group, balls in zip(self._groups, self.counts(eta), strict=True)
         ]
-        return np.sort(self.places[np.concatenate(own)])
+        return np.sort(self.places[np.concatenate(alone)])
 
     def _pairs(
         self,
@@ -276,14 +276,14 @@ class PublicSample(Baseline):
             if sum(map(len, near)) > MOST_PAIRS:
                 return near, apart
             known[place] = (reach, near, apart)
-        cut = [int(np.searchsorted(own, reach, "right")) for own in apart]
+        cut = [int(np.searchsorted(line, reach, "right")) for line in apart]
         both = zip(near, apart, cut, strict=True)
-        pairs = [(own[:most], line[:most]) for own, line, most in both]
-        return [own for own, _ in pairs], [line for _, line in pairs]
+        pairs = [(indices[:most], line[:most]) for indices, line, most in both]
+        return [indices for indices, _ in pairs], [line for _, line in pairs]
 
     def largest(self, eta: float) -> int:
         """K*: the most public examples that one candidate matches (one per class for labels)."""
-        return sum(found.most for found in self.counts(eta))
+        return sum(balls.most for balls in self.counts(eta))
 
     def log_kappa(self, eta: ArrayLike, *, parts: int = 1) -> Any:
         """Upper confidence limits on the logarithm of kappa; for several eta they hold jointly.
@@ -296,8 +296,8 @@ class PublicSample(Baseline):
         tail = (1 - self.confidence) / (len(places) * parts)
         # The largest first: its pairs of neighbors contain those of all others.
         limits = [self._limit(float(level), tail) for level in places[::-1]]
-        found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
-        return one(found.reshape(np.shape(eta)))
+        logs = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
+        return one(logs.reshape(np.shape(eta)))
 
     def success_bound(
         self,
@@ -339,8 +339,8 @@ class PublicSample(Baseline):
         """A limit from the examples that one candidate matches, or one of each class."""
         counts = self.counts(eta)
         held = sum(
-            min(self.guesses * own.most, len(group))
-            for own, group in zip(counts, self._groups, strict=True)
+            min(self.guesses * balls.most, len(group))
+            for balls, group in zip(counts, self._groups, strict=True)
         )
         limit = count_limit(held, self.n, confidence=1 - tail)
         # No two of a class match: a birthday bound. Examples of a class not seen may match, too.
@@ -359,7 +359,7 @@ class PublicSample(Baseline):
         count = self.distance.columns
         if eta >= count:
             return 1.0
-        held = np.sum([self.distance.widest(own) for own in self._rows], 0)
+        held = np.sum([self.distance.widest(rows) for rows in self._rows], 0)
         total = sum(self._share(int(most), tail / count) for most in held)
         return self.guesses * self.density * total / (count - math.floor(eta))
 
@@ -398,7 +398,7 @@ class PublicSample(Baseline):
         """The profile bound of this sample at one eta."""
         if not math.isfinite(eta):
             return 1.0
-        each = [found.each for found in self.counts(eta)]
+        each = [balls.each for balls in self.counts(eta)]
         return min(1.0, self.density * _profile_limit(each, envelope, self.guesses, confidence))
 
     def needed(self, gamma: float, *, parts: int = 1) -> int:
@@ -455,8 +455,8 @@ class TheseExamples(PublicSample):
         confidence: float,
     ) -> float:
         """The largest mean success over all candidates; exact at every confidence."""
-        each = [np.asarray(found.each, float) for found in self.counts(eta)]
-        seen = sum(_most_success(own, envelope, self.guesses) for own in each)
+        each = [np.asarray(balls.each, float) for balls in self.counts(eta)]
+        seen = sum(_most_success(sizes, envelope, self.guesses) for sizes in each)
         return min(1.0, seen / self._left)
 
     @property
@@ -475,10 +475,10 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
         4742
     """
     wanted = single(probability, gamma=gamma)
-    found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
-    while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
-        found -= 1
-    return found
+    count: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
+    while 2 < count < 1_000_000 and count_limit(1, count - 1, confidence=confidence) <= wanted:
+        count -= 1
+    return count
 
 
 def anchors(levels: Array) -> Array:
@@ -503,7 +503,7 @@ def _profile_limit(
 
     Source: this project; Boucheron, Lugosi and Massart 2000 for self-bounding functions.
     """
-    seen = sum(_most_success(np.asarray(own, float), envelope, guesses) for own in each)
+    seen = sum(_most_success(np.asarray(sizes, float), envelope, guesses) for sizes in each)
     n = sum(map(len, each))
     return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
 
@@ -586,12 +586,12 @@ def _most_success(
         return float(math.exp(log) * guesses + number @ (above[at] - price * q[at]))
 
     # Every multiplier gives a valid limit, so an inexact minimum errs upwards only.
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         dual,
         bounds=(-40.0, 60.0),
         options={"xatol": 1e-6},
     )
-    return min(float(len(each)), float(found.fun) * (1 + ROUNDING))
+    return min(float(len(each)), float(optimum.fun) * (1 + ROUNDING))
 
 
 def same_law(
@@ -623,9 +623,9 @@ def same_law(
     apart = square[:, None] + square - 2 * rows @ rows.T
     np.fill_diagonal(apart, np.inf)
     nearest = apart.argmin(1)
-    own = np.arange(len(rows)) < len(a)
-    met = (own == own[nearest]).mean()
-    drawn = [source.permutation(own) for _ in range(PERMUTATIONS)]
+    in_first = np.arange(len(rows)) < len(a)
+    met = (in_first == in_first[nearest]).mean()
+    drawn = [source.permutation(in_first) for _ in range(PERMUTATIONS)]
     more = sum((mixed == mixed[nearest]).mean() >= met for mixed in drawn)
     # The observed order counts as one permutation, so that the p-value is valid and never 0.
     return float((1 + more) / (PERMUTATIONS + 1))

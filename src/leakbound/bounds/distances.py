@@ -107,9 +107,9 @@ class SquaredError(Distance):
     def among(self, rows: Array) -> Iterator[Array]:
         square = np.square(rows).sum(1)
         for start in range(0, len(rows), BLOCK):
-            own = rows[start : start + BLOCK]
+            block = rows[start : start + BLOCK]
             sums = square[start : start + BLOCK, None] + square
-            yield (sums * (1 - ROUNDING) - 2 * own @ rows.T) / rows.shape[1]
+            yield (sums * (1 - ROUNDING) - 2 * block @ rows.T) / rows.shape[1]
 
     def reach(self, level: float) -> float:
         return 4 * level
@@ -145,12 +145,12 @@ def _centers(apart: Array) -> Iterator[Array]:
     """Equal weights; then those of equal distances, without points of negative weights."""
     yield np.full(len(apart), 1 / len(apart))
     held = np.arange(len(apart))
-    found = np.zeros(len(apart))
+    weights = np.zeros(len(apart))
     with suppress(np.linalg.LinAlgError):  # of equal points
-        while (own := np.linalg.solve(apart[held[:, None], held], np.ones(len(held)))).min() < 0:
-            held = held[own > own.min()]
-        found[held] = own / own.sum()
-        yield found
+        while (raw := np.linalg.solve(apart[held[:, None], held], np.ones(len(held)))).min() < 0:
+            held = held[raw > raw.min()]
+        weights[held] = raw / raw.sum()
+        yield weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +213,7 @@ class ColumnMisses(Distance):
         if len(rows) <= FEW:
             above = rising - rising[:, None]
             return ((above >= 0) & (above <= wide)).sum(1).max(0)
-        ends = [np.searchsorted(own, own + wide, "right") for own in rising.T]
+        ends = [np.searchsorted(column, column + wide, "right") for column in rising.T]
         return np.array([(end - np.arange(len(rows))).max() for end in ends])
 
 
@@ -236,8 +236,8 @@ class GivenMetric(Distance):
         return np.concatenate(list(self._blocks(a, b)))
 
     def among(self, rows: Array) -> Iterator[Array]:
-        for own in self._blocks(rows, rows):
-            yield own * (1 - ROUNDING)
+        for block in self._blocks(rows, rows):
+            yield block * (1 - ROUNDING)
 
     def _blocks(self, a: Array, b: Array) -> Iterator[Array]:
         step = max(1, VALUES // max(1, b.size))
@@ -251,7 +251,7 @@ def _misses(
     scale: float,
 ) -> Array:
     """(A, B) how many of the codes (A, m) and (B, m) are farther apart than the scale."""
-    found = np.zeros((len(a), len(b)), np.uint16)
+    misses = np.zeros((len(a), len(b)), np.uint16)
     for one, two in zip(a.T, b.T, strict=True):
-        found += ~(np.abs(one[:, None] - two) <= scale)
-    return found
+        misses += ~(np.abs(one[:, None] - two) <= scale)
+    return misses

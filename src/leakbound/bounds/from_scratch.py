@@ -209,19 +209,19 @@ def averaged(
     check.one_of(("visible", "hidden"), participation=participation)
     known = {"dim": dim, "eta": eta, "norm": norm, "steps": steps, "sampling_rate": sampling_rate}
     sigma, n, e, r, count, q = arguments(noise_multiplier=noise_multiplier, **known)
-    found = np.empty(sigma.shape)
+    success = np.empty(sigma.shape)
     for here, (number, some) in groups(count, q):
-        own = participation
+        kind = participation
         mass, factor = sightings(
             int(number),
             sampling_rate=float(some),
-            participation=own,
+            participation=kind,
         )
         with np.errstate(invalid="ignore"):  # no noise and no sighting: 0 * inf
             noise = np.where(np.isinf(factor), np.inf, sigma[here] * factor)
         chances = exact(noise, dim=n[here], eta=e[here], norm=r[here])
-        found[here] = np.minimum(1.0, (mass * chances).sum(0))
-    return one(found)
+        success[here] = np.minimum(1.0, (mass * chances).sum(0))
+    return one(success)
 
 
 def sightings(
@@ -271,5 +271,5 @@ def _log_gamma(
     # Any valid number where the answer is 1 anyway: the root would be NaN.
     inside = np.where(e < 1, e, 0.5)
     with np.errstate(divide="ignore", over="ignore"):
-        found = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)
-    return np.where((e >= 1) | (sigma == 0), 0.0, found)
+        logs = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)
+    return np.where((e >= 1) | (sigma == 0), 0.0, logs)

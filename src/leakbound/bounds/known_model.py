@@ -209,9 +209,10 @@ class KnownModel:
             return self._bayes(QUIET, level, tail, look)[0], 1.0
         if math.isinf(noise):
             exact = [
-                (len(own.place), own.masses(own.prior, self.guesses)) for own in self._at(level)
+                (len(group.place), group.masses(group.prior, self.guesses))
+                for group in self._at(level)
             ]
-            low, high = (sum(size * float(found[k][0]) for size, found in exact) for k in (0, 1))
+            low, high = (sum(size * float(masses[k][0]) for size, masses in exact) for k in (0, 1))
             return low / self.n, min(1.0, high / self.n * (1 + ROUNDING))
         attained, most = self._values(noise, level, look)
         return float(attained.mean()), _limit(most, tail)
@@ -230,14 +231,14 @@ class KnownModel:
         chosen = source.integers(0, self.n, self.draws)
         low = np.empty(self.draws)
         high = np.empty(self.draws)
-        for own in self._at(level):
-            drawn = np.flatnonzero(np.isin(chosen, own.place))
+        for group in self._at(level):
+            drawn = np.flatnonzero(np.isin(chosen, group.place))
             if not len(drawn):  # a class of few examples
                 continue
             for part in np.split(drawn, range(BLOCK, len(drawn), BLOCK)):
-                among = np.searchsorted(own.place, chosen[part])
-                weights = own.posterior(among, noise, source)
-                low[part], high[part] = own.masses(weights, self.guesses)
+                among = np.searchsorted(group.place, chosen[part])
+                weights = group.posterior(among, noise, source)
+                low[part], high[part] = group.masses(weights, self.guesses)
         return low, high
 
     @cached_property
@@ -347,14 +348,14 @@ class _Group:
     ) -> Array:
         """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
         most = self.each[center]
-        found = padded[draw[:, None], self.near[center]]
+        masses = padded[draw[:, None], self.near[center]]
         # A heavier example cannot lie in a ball whose heaviest one is the center.
-        found = np.where(found <= padded[draw, center][:, None], found, 0.0)
+        masses = np.where(masses <= padded[draw, center][:, None], masses, 0.0)
         largest = int(most.max())
-        if largest < found.shape[1]:
-            found = -np.partition(-found, largest - 1, axis=1)[:, :largest]
-        found = np.cumsum(-np.sort(-found, axis=1), axis=1)
-        return found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1]
+        if largest < masses.shape[1]:
+            masses = -np.partition(-masses, largest - 1, axis=1)[:, :largest]
+        masses = np.cumsum(-np.sort(-masses, axis=1), axis=1)
+        return masses[np.arange(len(masses)), np.minimum(most, masses.shape[1]) - 1]
 
 
 def _group(
@@ -367,21 +368,21 @@ def _group(
     near, apart = neighbors(distance.among(rows), 4 * level)
     each = counts_of(rows, level, near, apart, distance).each.astype(np.int64)
     table = np.full((len(rows), max(map(len, near))), len(rows))
-    for line, own in zip(table, near, strict=True):
-        line[: len(own)] = own
+    for line, indices in zip(table, near, strict=True):
+        line[: len(indices)] = indices
     reached = neighbors(distance.among(rows), level)[0]
     return _Group(place, root, each, _matrix(reached), _matrix(near), table)
 
 
 def _matrix(near: list[Array]) -> Array:
     """(m, m) ones at the pairs; sparse if there are few."""
-    sizes = np.array([len(own) for own in near])
+    sizes = np.array([len(indices) for indices in near])
     columns = np.concatenate(near)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     shape = len(near), len(near)
-    found = sparse.csr_matrix((np.ones(len(columns)), columns, starts), shape=shape)
+    matrix = sparse.csr_matrix((np.ones(len(columns)), columns, starts), shape=shape)
     few = sizes.sum() < DENSE * len(near) ** 2
-    return cast(Array, found if few else found.toarray())
+    return cast(Array, matrix if few else matrix.toarray())
 
 
 def _root(gram: Array) -> Array:
@@ -400,18 +401,18 @@ def _root(gram: Array) -> Array:
 
 
 def _checked(gram: ArrayLike, n: int) -> Array:
-    found = np.asarray(gram, np.float64)
-    if found.shape != (n, n):
-        raise ValueError(f"gram has shape {found.shape}; give ({n}, {n}) for {n} examples")
-    if not np.isfinite(found).all() or not np.allclose(found, found.T, rtol=0, atol=TOO_LONG):
+    matrix = np.asarray(gram, np.float64)
+    if matrix.shape != (n, n):
+        raise ValueError(f"gram has shape {matrix.shape}; give ({n}, {n}) for {n} examples")
+    if not np.isfinite(matrix).all() or not np.allclose(matrix, matrix.T, rtol=0, atol=TOO_LONG):
         raise ValueError("gram is not finite and symmetric; give inner products of vectors")
-    longest = found.diagonal().max()
+    longest = matrix.diagonal().max()
     if longest > 1 + TOO_LONG:
         raise ValueError(
             f"gram has {longest:.6g} on its diagonal; clip the gradients, and divide their "
             "products by the squared clip norm"
         )
-    return (found + found.T) / 2
+    return (matrix + matrix.T) / 2
 
 
 def _limit(values: Array, tail: float) -> float:

@@ -138,8 +138,8 @@ class GaussianPart:
 
         t = np.exp(least_where(past, -far, far))
         with np.errstate(over="ignore"):
-            found = t * square - np.log1p(2 * t[:, None] * spectrum).sum(1) / 2
-        return np.where(square >= spectrum.sum(), 0.0, np.minimum(0.0, found))
+            bound = t * square - np.log1p(2 * t[:, None] * spectrum).sum(1) / 2
+        return np.where(square >= spectrum.sum(), 0.0, np.minimum(0.0, bound))
 
 
 class Mixture(Baseline):
@@ -316,8 +316,8 @@ class EmpiricallyBoundedPrior(Baseline):
             for level in levels.ravel()
         ]
         with np.errstate(divide="ignore"):
-            found = np.maximum(np.asarray(self.prior.log_kappa(levels)).ravel(), np.log(share))
-        return one(np.minimum(0.0, found).reshape(levels.shape))
+            logs = np.maximum(np.asarray(self.prior.log_kappa(levels)).ravel(), np.log(share))
+        return one(np.minimum(0.0, logs).reshape(levels.shape))
 
 
 def from_images(
@@ -374,14 +374,14 @@ def densest_match_rate(images: ArrayLike, eta: float) -> float:
         return 0.0
     best = int(_matching(few, few, eta).max()) - 1
     starts = np.unique([_matching(few, few, k * eta).argsort()[-STARTS:] for k in WIDER[:2]])
-    found = np.vstack([few[starts], few.mean(0)])
+    candidates = np.vstack([few[starts], few.mean(0)])
     squares = np.square(few).mean(1)
     for width in WIDER[::-1] + (WIDER[0],) * SHIFTS:
-        apart = _apart(found, few, squares)
+        apart = _apart(candidates, few, squares)
         inside = (apart <= width * eta + ROUNDED).astype(float)
         count = inside.sum(1, keepdims=True)
-        found = np.where(count > 0, inside @ few / np.maximum(count, 1), found)
-        best = max(best, int(_matching(found, few, eta).max()) - MADE)
+        candidates = np.where(count > 0, inside @ few / np.maximum(count, 1), candidates)
+        best = max(best, int(_matching(candidates, few, eta).max()) - MADE)
     return min(1.0, best / (len(few) - 1))
 
 
