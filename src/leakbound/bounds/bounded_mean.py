@@ -44,15 +44,15 @@ def lower_limit(
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence!r}; give a number between 0 and 1")
-    found = real("values", values, 1)
-    ends = np.broadcast_to(np.asarray(low, dtype=np.float64), found.shape)
-    above = found - ends
+    numbers = real("values", values, 1)
+    ends = np.broadcast_to(np.asarray(low, dtype=np.float64), numbers.shape)
+    above = numbers - ends
     if not above.min() >= 0:
         raise ValueError("a value lies below its end `low`; give ends that hold for every value")
     start = float(ends.max())
-    stop = float(found.max())
+    stop = float(numbers.max())
     # from the boldest player to one whose bets suit n values of large variance
-    shares = 2.0 ** -np.arange(np.log2(len(found)) / 2 + 1)[:, None]
+    shares = 2.0 ** -np.arange(np.log2(len(numbers)) / 2 + 1)[:, None]
 
     def excess(mean: float) -> float:
         with np.errstate(divide="ignore"):  # a player who bets everything may lose everything

@@ -45,13 +45,13 @@ def adaptive_mu(
     """
     positive("bit_noise", bit_noise)
     positive("norm_ratio", norm_ratio)
-    own = float(positive("noise_multiplier", noise_multiplier)) ** -2 - (2 * bit_noise) ** -2
-    if own <= 0:
+    precision = float(positive("noise_multiplier", noise_multiplier)) ** -2 - (2 * bit_noise) ** -2
+    if precision <= 0:
         raise ValueError(
             f"noise_multiplier is {noise_multiplier:g}, not below twice bit_noise, {bit_noise:g}: "
             "the number of clipped clients alone reveals more; give more bit_noise"
         )
-    return math.sqrt(norm_ratio**2 * own + (2 * bit_noise) ** -2)
+    return math.sqrt(norm_ratio**2 * precision + (2 * bit_noise) ** -2)
 
 
 def pure(
@@ -75,9 +75,9 @@ def pure(
     blind = log_blind(kappa, log_kappa)
     with np.errstate(over="ignore", invalid="ignore"):
         rise = np.exp(np.minimum(0.0, level + blind))
-        found = np.minimum(rise, 1 + np.exp(-level) * np.expm1(blind))
+        bound = np.minimum(rise, 1 + np.exp(-level) * np.expm1(blind))
     # An infinite epsilon plus a log kappa of minus infinity is NaN.
-    return one(np.where(blind == -np.inf, np.where(level == np.inf, 1.0, found), found))
+    return one(np.where(blind == -np.inf, np.where(level == np.inf, 1.0, bound), bound))
 
 
 def batch_size_power(

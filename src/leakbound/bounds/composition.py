@@ -72,10 +72,10 @@ class Composed(RiskLaw):
             whole("steps", steps),
             log_blind(kappa, log_kappa),
         )
-        found = np.empty(sigma.shape)
+        bounds = np.empty(sigma.shape)
         for here, (some, number) in groups(q, count):
-            found[here] = self._at(sigma[here], some, int(number), blind[here])
-        return one(found)
+            bounds[here] = self._at(sigma[here], some, int(number), blind[here])
+        return one(bounds)
 
     def rough(
         self,
@@ -114,10 +114,10 @@ class Composed(RiskLaw):
         q = rate("sampling_rate", sampling_rate)
         count = whole("steps", steps)
         target, blind, q, count = _targets(gamma, log_blind(kappa, log_kappa), q, count)
-        found = np.empty(target.shape)
+        multipliers = np.empty(target.shape)
         for here, (some, number) in groups(q, count):
-            found[here] = self._noise(target[here], some, int(number), blind[here])
-        return one(found)
+            multipliers[here] = self._noise(target[here], some, int(number), blind[here])
+        return one(multipliers)
 
     @abstractmethod
     def _noise(
@@ -190,8 +190,8 @@ class Composed(RiskLaw):
 
         sigma = non_negative("noise_multiplier", noise_multiplier)
         q = rate("sampling_rate", sampling_rate)
-        found = _each(solve, gamma, log_blind(kappa, log_kappa), sigma, q)
-        return int(found) if np.ndim(found) == 0 else found.astype(int)
+        largest = _each(solve, gamma, log_blind(kappa, log_kappa), sigma, q)
+        return int(largest) if np.ndim(largest) == 0 else largest.astype(int)
 
     def _excess(self, target: float, blind: float) -> Callable[..., float]:
         """Log gamma minus log target, as a function of noise, rate, steps and roughness."""
@@ -204,8 +204,8 @@ class Composed(RiskLaw):
             count: int,
             rough: bool = False,
         ) -> float:
-            found = float(self._at(np.array([sigma]), q, count, log, rough)[0])
-            return float(np.log(max(found, LEAST)) - goal)
+            bound = float(self._at(np.array([sigma]), q, count, log, rough)[0])
+            return float(np.log(max(bound, LEAST)) - goal)
 
         return excess
 
@@ -228,7 +228,7 @@ class Visible(Composed):
         k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
         # Some rows at a time: the whole table of rows and counts may not fit.
-        found = np.empty(sigma.size)
+        bounds = np.empty(sigma.size)
         rows = max(1, TOGETHER // len(k))
         start = scipy.special.ndtri_exp(blind)
         root = np.sqrt(k)
@@ -241,8 +241,8 @@ class Visible(Composed):
                 reached = scipy.special.log_ndtr(start[part, None] + gain)
             # At both ends inf - inf is NaN, and the two transforms would round kappa.
             reached = np.where(gain == np.inf, 0.0, np.where(gain == 0, log, reached))
-            found[part] = np.exp(reached) @ mass + left
-        return np.where(blind == 0, 1.0, np.minimum(1.0, found))
+            bounds[part] = np.exp(reached) @ mass + left
+        return np.where(blind == 0, 1.0, np.minimum(1.0, bounds))
 
     def _noise(
         self,
@@ -254,8 +254,8 @@ class Visible(Composed):
         goal = np.log(target)
 
         def excess(place: Array) -> Array:
-            found = self._at(np.exp(place), q, count, blind)
-            return np.log(np.maximum(found, LEAST)) - goal
+            bounds = self._at(np.exp(place), q, count, blind)
+            return np.log(np.maximum(bounds, LEAST)) - goal
 
         free = self._at(np.zeros(target.shape), q, count, blind) <= target
         high = np.zeros(target.shape)
@@ -292,15 +292,15 @@ class Subsampled(Composed):
         blind: Array,
         rough: bool = False,
     ) -> Array:
-        found = visible._at(sigma, q, count, blind)
+        bounds = visible._at(sigma, q, count, blind)
         if q == 1 or count == 1:
-            return found
+            return bounds
         for noise in np.unique(sigma[(sigma > 0) & (sigma < np.inf)]):
             here = sigma == noise
             composed = curve(float(noise), q, count, rough=rough)
             if composed is not None:
-                found[here] = np.minimum(found[here], composed.gamma(blind[here]))
-        return found
+                bounds[here] = np.minimum(bounds[here], composed.gamma(blind[here]))
+        return bounds
 
     def _noise(
         self,
@@ -391,8 +391,8 @@ def _each(
 ) -> Any:
     """solve(gamma, log kappa, ...) for each entry."""
     parts = _targets(gamma, blind, *more)
-    found = [solve(*map(float, each)) for each in zip(*(p.flat for p in parts), strict=True)]
-    return one(np.reshape(np.array(found, float), parts[0].shape))
+    solutions = [solve(*map(float, each)) for each in zip(*(p.flat for p in parts), strict=True)]
+    return one(np.reshape(np.array(solutions, float), parts[0].shape))
 
 
 _FULL = gaussian.scope

@@ -95,8 +95,8 @@ def _integral(
 def _power_width(mode: Array, k: Array) -> Array:
     """The width over which R^(k - 1) exp(-R^2 / 2) changes at the mode."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
-    return np.where((k > 1) & (found < REACH), found, REACH)
+        width = 1 / np.hypot(np.sqrt(k - 1) / mode, (k - 1) / mode - mode)
+    return np.where((k > 1) & (width < REACH), width, REACH)
 
 
 def _log_integrand(

@@ -69,10 +69,10 @@ def delta(
         steps=steps,
     )
     full = np.asarray(mu(sigma / (1 + replace), steps=count))
-    found = np.array(np.exp(log_delta(full, level)))
+    deltas = np.array(np.exp(log_delta(full, level)))
     for here, composed in _sampled(sigma, q, count, replace):
-        found[here] = np.minimum(found[here], composed(level[here]))
-    return one(found)
+        deltas[here] = np.minimum(deltas[here], composed(level[here]))
+    return one(deltas)
 
 
 def epsilon(
@@ -97,9 +97,9 @@ def epsilon(
         sampling_rate=sampling_rate,
         steps=steps,
     )
-    found = np.array(_full_epsilon(np.asarray(mu(sigma / (1 + replace), steps=count)), level))
+    epsilons = np.array(_full_epsilon(np.asarray(mu(sigma / (1 + replace), steps=count)), level))
     for here, composed in _sampled(sigma, q, count, replace):
-        highest = found[here]
+        highest = epsilons[here]
         # The composed delta is rounded up and may exceed the closed form, which then stays.
         fits = composed(highest) <= level[here]
 
@@ -111,8 +111,8 @@ def epsilon(
             return composed(e) <= most
 
         least = least_where(holds, np.zeros_like(highest), highest)
-        found[here] = np.where(fits, least, highest)
-    return one(found)
+        epsilons[here] = np.where(fits, least, highest)
+    return one(epsilons)
 
 
 def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
@@ -132,9 +132,9 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
             -np.exp(-u * u / 2 - np.log(2 * np.pi) / 2 - special.log_ndtr(-u)) * _mills(v)
         )
         # Each form is exact on its own side of 0 and cancels on the other.
-        found = np.where(u > 0, far, special.log_ndtr(-u) + near)
-    found = np.where((m == 0) | (e == np.inf), -np.inf, np.where(m == np.inf, 0.0, found))
-    return np.where(np.isnan(found), -np.inf, np.minimum(found, 0.0))
+        log = np.where(u > 0, far, special.log_ndtr(-u) + near)
+    log = np.where((m == 0) | (e == np.inf), -np.inf, np.where(m == np.inf, 0.0, log))
+    return np.where(np.isnan(log), -np.inf, np.minimum(log, 0.0))
 
 
 def _mills(x: Array) -> Array:
@@ -152,9 +152,9 @@ def _full_epsilon(m: Array, level: Array) -> Array:
         return log_delta(finite, finite * (u + finite / 2)) <= np.log(level)
 
     with np.errstate(over="ignore"):
-        found = finite * (least_where(holds, low, high) + finite / 2)
-    found = np.where(holds(low), 0.0, found)
-    return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
+        epsilons = finite * (least_where(holds, low, high) + finite / 2)
+    epsilons = np.where(holds(low), 0.0, epsilons)
+    return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, epsilons))
 
 
 def _sampled(
@@ -174,13 +174,13 @@ def _sampled(
         if some == 1 or not 0 < noise < np.inf:
             continue
         made = [curve(noise, some, int(number), pair) for pair in pairs]
-        curves = [own for own in made if own is not None]
+        curves = [composed for composed in made if composed is not None]
         if len(curves) == len(pairs):  # else the grid would be too coarse
 
             def largest(
                 level: Array,
                 curves: list[LossCurve] = curves,
             ) -> Array:
-                return np.asarray(np.max([own.at(level) for own in curves], axis=0))
+                return np.asarray(np.max([composed.at(level) for composed in curves], axis=0))
 
             yield here, largest

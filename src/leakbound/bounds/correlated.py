@@ -86,12 +86,12 @@ def _on_axes(
         )
 
     # Every t gives a valid bound, so the search need not be exact.
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         bound,
         bounds=(-3.0, reach),
         method="bounded",
     )
-    return min(1.0, float(found.fun))
+    return min(1.0, float(optimum.fun))
 
 
 def _excess(
@@ -126,8 +126,8 @@ def _sum_of(grid: Array, count: int) -> Array:
     size = int(fft.next_fast_len(2 * len(grid), real=True))  # twice: no wrap-around
 
     def joined(a: Array, b: Array) -> Array:
-        found = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
-        return np.maximum(0.0, found[: len(grid)])  # rounding of the transform
+        convolved = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
+        return np.maximum(0.0, convolved[: len(grid)])  # rounding of the transform
 
     total: Array | None = None
     while count:

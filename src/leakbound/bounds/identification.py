@@ -71,10 +71,10 @@ class GaussianLaw(RiskLaw):
         blind = log_blind(kappa, log_kappa)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma
-            found = special.log_ndtr(special.ndtri_exp(blind) + gain)
+            log_bound = special.log_ndtr(special.ndtri_exp(blind) + gain)
         # With an infinite gain, inf - inf is NaN.
-        found = np.where(blind == -np.inf, -np.inf, found)
-        return one(np.where((blind == 0) | (gain == np.inf), 0.0, found))
+        log_bound = np.where(blind == -np.inf, -np.inf, log_bound)
+        return one(np.where((blind == 0) | (gain == np.inf), 0.0, log_bound))
 
     def noise_for(
         self,

@@ -140,8 +140,8 @@ def single(
         >>> single(positive, eta=0.5)
         0.5
     """
-    ((name, given),) = value.items()
-    checked = rule(name, given)
+    ((name, argument),) = value.items()
+    checked = rule(name, argument)
     if checked.ndim:
         raise ValueError(f"{name} has shape {checked.shape}; give a single number")
     return float(checked)

@@ -62,7 +62,7 @@ def merged(
             break
         width = max(2 * width, 1e-3)
     low, high = (min, max) if more else (max, min)
-    rows = [zip(*own, strict=True) for own in kinds.values()]
+    rows = [zip(*parts, strict=True) for parts in kinds.values()]
     return sorted((low(noises), high(rates), sum(counts)) for noises, rates, counts in rows)
 
 
@@ -113,8 +113,8 @@ def _added(
     turn = np.ceil if up else np.floor
     mass = np.ones(1)
     for values, chances in rows:
-        own = np.bincount(turn(values / cell).astype(int), weights=chances)
-        mass = np.convolve(mass, own)
+        rounded = np.bincount(turn(values / cell).astype(int), weights=chances)
+        mass = np.convolve(mass, rounded)
     return np.arange(len(mass)) * cell, mass
 
 
@@ -133,9 +133,9 @@ def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
     """Fewer values, none larger than before, for the exact law, which is slow at each value."""
     kept = (mass > LIGHT) & (value > 0)
     place, inverse = np.unique(np.floor(np.log(value[kept]) / STEP), return_inverse=True)
-    found = np.bincount(inverse, weights=mass[kept])
+    masses = np.bincount(inverse, weights=mass[kept])
     rest = float(mass[value == 0].sum())
-    return np.concatenate([[0.0], np.exp(place * STEP)]), np.concatenate([[rest], found])
+    return np.concatenate([[0.0], np.exp(place * STEP)]), np.concatenate([[rest], masses])
 
 
 def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
@@ -153,12 +153,12 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     left = _lost(parts, mass)
     gain = np.sqrt(value)
     flat = blind.ravel()
-    found = np.empty(flat.shape)
+    bounds = np.empty(flat.shape)
     for place, start in enumerate(scipy.special.ndtri_exp(flat)):
         # Without a sampled step kappa itself, which the two transforms would round.
         reached = np.where(value == 0, math.exp(flat[place]), scipy.special.ndtr(start + gain))
-        found[place] = min(1.0, float(mass @ reached) + left)
-    return one(np.where(blind == 0, 1.0, found.reshape(blind.shape)))
+        bounds[place] = min(1.0, float(mass @ reached) + left)
+    return one(np.where(blind == 0, 1.0, bounds.reshape(blind.shape)))
 
 
 def visible_lower(
@@ -212,13 +212,13 @@ def hidden_lower(
 def hidden_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     """Upper bound on success if the attacker does not see which steps hold the example."""
     blind = np.asarray(log_kappa, float)
-    found = np.asarray(visible_upper(parts, blind))
+    bound = np.asarray(visible_upper(parts, blind))
     do = np.isfinite(blind) & (blind < 0)
     composed = mixed_curve(parts) if do.any() else None
     if composed is None:
-        return one(found)
+        return one(bound)
     sharper = composed.gamma(np.where(do, blind, -1.0))
-    return one(np.where(do, np.minimum(found, sharper), found))
+    return one(np.where(do, np.minimum(bound, sharper), bound))
 
 
 def epsilon(
@@ -238,21 +238,21 @@ def epsilon(
     gain = np.sqrt(value)
 
     def holds(level: Array) -> Array:
-        found = left + mass @ np.exp(log_delta(gain, level))
-        return found <= delta
+        mean_delta = left + mass @ np.exp(log_delta(gain, level))
+        return mean_delta <= delta
 
     high = 1.0
     while not holds(np.array(high)) and high < 1e12:
         high *= 2
-    found = float(least_where(holds, np.array(0.0), np.array(high)))
+    least = float(least_where(holds, np.array(0.0), np.array(high)))
     curves = [] if visible else [mixed_curve(parts), mixed_curve(parts, "add")]
     if not curves or None in curves:
-        return found
+        return least
 
     def sampled(level: Array) -> Array:
         worst = np.maximum(*(np.asarray(c.at(level)) for c in curves if c is not None))
         return worst <= delta
 
-    if not sampled(np.array(found)):
-        return found
-    return float(least_where(sampled, np.array(0.0), np.array(found)))
+    if not sampled(np.array(least)):
+        return least
+    return float(least_where(sampled, np.array(0.0), np.array(least)))

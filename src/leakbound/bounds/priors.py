@@ -155,9 +155,9 @@ class GaussianPrior(Prior):
         kept = values[:keep]
         information = 1 / kept
         if keep == m:
-            given = np.asarray(covariance, dtype=np.float64)
+            array = np.asarray(covariance, dtype=np.float64)
             # Without a basis, the information must be in the order of the inputs.
-            information = 1 / given if given.ndim == 1 else (vectors / values) @ vectors.T
+            information = 1 / array if array.ndim == 1 else (vectors / values) @ vectors.T
         same = np.ptp(kept) <= 1e-12 * kept[0]
         spread = f"{kept[0]:.4g} I" if same else "covariance"
         super().__init__(

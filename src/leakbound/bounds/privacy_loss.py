@@ -143,10 +143,10 @@ class LossCurve:
         place = np.clip((epsilon - self.first) / self.interval, 0.0, len(self.delta) - 1.0)
         left = np.minimum(np.floor(place).astype(int), len(self.delta) - 2)
         part = np.expm1((place - left) * self.interval) / np.expm1(self.interval)
-        found = self.delta[left] + part * (self.delta[left + 1] - self.delta[left])
+        delta = self.delta[left] + part * (self.delta[left + 1] - self.delta[left])
         before = np.exp(np.minimum(0.0, epsilon - self.first))  # up to 1 at minus infinity
-        found = 1 + before * (found - 1)
-        return np.minimum(1.0, found + self.slack)
+        delta = 1 + before * (delta - 1)
+        return np.minimum(1.0, delta + self.slack)
 
     def _line(self, index: Array, log_kappa: Array) -> Array:
         exponent = self.first + index * self.interval + log_kappa
@@ -210,10 +210,10 @@ def _composed(
             return None
         ends = [(int(np.floor(a / interval)), int(np.ceil(b / interval))) for a, b in ranges]
         rows = [
-            one_step(shift, q, interval, own, pair)
-            for (shift, q), own in zip(steps, ends, strict=True)
+            one_step(shift, q, interval, span, pair)
+            for (shift, q), span in zip(steps, ends, strict=True)
         ]
-        laws = [(mass, own[0]) for (mass, _), own in zip(rows, ends, strict=True)]
+        laws = [(mass, span[0]) for (mass, _), span in zip(rows, ends, strict=True)]
         first, last = _window(laws, counts, interval)
         if last - first < points:
             break
@@ -336,18 +336,18 @@ def _window(
     interval: float,
 ) -> tuple[int, int]:
     """Grid range of the sum of all steps, without exp(-TAIL) on either side (Chernoff)."""
-    kinds = [(places * interval, own) for places, own in (_coarser(*law) for law in laws)]
+    kinds = [(places * interval, mass) for places, mass in (_coarser(*law) for law in laws)]
     variance = sum(
-        count * float((losses - float(losses @ own)) ** 2 @ own)
-        for count, (losses, own) in zip(counts, kinds, strict=True)
+        count * float((losses - float(losses @ mass)) ** 2 @ mass)
+        for count, (losses, mass) in zip(counts, kinds, strict=True)
     )
     spread = np.sqrt(variance) + interval
     ends = []
     for sign in (-1.0, 1.0):
         tops = [float((sign * losses).max()) for losses, _ in kinds]
         below = [
-            (count, sign * losses - top, own)
-            for count, top, (losses, own) in zip(counts, tops, kinds, strict=True)
+            (count, sign * losses - top, mass)
+            for count, top, (losses, mass) in zip(counts, tops, kinds, strict=True)
         ]
 
         def reach(
@@ -355,18 +355,18 @@ def _window(
             below: list[tuple[int, Array, Array]] = below,
         ) -> float:
             tilt = np.exp(log_tilt)
-            logs = sum(count * np.log(np.exp(tilt * down) @ own) for count, down, own in below)
+            logs = sum(count * np.log(np.exp(tilt * down) @ mass) for count, down, mass in below)
             return float((logs + TAIL) / tilt)
 
         bounds = np.log(1e-3 / spread), np.log(1e2 / spread)
-        found = optimize.minimize_scalar(
+        optimum = optimize.minimize_scalar(
             reach,
             bounds=bounds,
             method="bounded",
             options={"xatol": 0.05, "maxiter": 20},
         )
         highest = sum(count * top for count, top in zip(counts, tops, strict=True))
-        ends.append(highest + min(0.0, float(found.fun)))
+        ends.append(highest + min(0.0, float(optimum.fun)))
     return int(np.floor(-ends[0] / interval)) - 1, int(np.ceil(ends[1] / interval)) + 1
 
 
@@ -412,8 +412,8 @@ def _power(
     power = None
     slack = 0.0
     for wrapped, spectrum, log, count in zip(wraps, spectra, logs, counts, strict=True):
-        own = _raised(spectrum, count, sizes)
-        power = own if power is None else power * own
+        factor = _raised(spectrum, count, sizes)
+        power = factor if power is None else power * factor
         with np.errstate(under="ignore"):  # the magnitude of all factors but one of this kind
             near = np.exp((sizes - count * log) + (count - 1) * log)
         products = count if len(laws) == 1 else count + 1
@@ -454,9 +454,9 @@ def _raised(
         part = part * part if count else part
     if whole:
         return np.asarray(power)
-    found = np.zeros_like(base)
-    found[loud] = power
-    return found
+    raised = np.zeros_like(base)
+    raised[loud] = power
+    return raised
 
 
 def hockey_stick(
@@ -469,11 +469,11 @@ def hockey_stick(
 
     above = beyond + np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
     decay = np.exp(-interval)
-    found, _ = lfilter(
+    sums, _ = lfilter(
         [-np.expm1(-interval)],
         [1, -decay],
         above[::-1],
         zi=[decay * beyond],
     )
-    rounding = 4 * UNIT * (len(found) + 1 / interval)  # of the two running sums, upwards
-    return np.minimum(1.0, found[::-1] * (1 + rounding))
+    rounding = 4 * UNIT * (len(sums) + 1 / interval)  # of the two running sums, upwards
+    return np.minimum(1.0, sums[::-1] * (1 + rounding))

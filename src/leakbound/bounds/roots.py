@@ -99,8 +99,8 @@ def _next_part(
         quadratic = fa / (fb - fa) * fc / (fb - fc)
         quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
         end = np.minimum(0.5, near / np.abs(b - a))
-        found = np.where(smooth & np.isfinite(quadratic), quadratic, 0.5)
-        return np.clip(found, end, 1 - end)
+        part = np.where(smooth & np.isfinite(quadratic), quadratic, 0.5)
+        return np.clip(part, end, 1 - end)
 
 
 def inward(
@@ -113,13 +113,13 @@ def inward(
     An inverse ends within rounding of its result; this puts it on the safe side. It changes the
     value by at most 2^-29 of itself.
     """
-    found = np.array(value, dtype=float)
+    moved = np.array(value, dtype=float)
     for step in range(23):
-        wrong = ~fits(found)
+        wrong = ~fits(moved)
         if not wrong.any():
             break
-        found = np.where(wrong, found * (1 + sign * 2.0 ** (step - 52)), found)
-    return found
+        moved = np.where(wrong, moved * (1 + sign * 2.0 ** (step - 52)), moved)
+    return moved
 
 
 def crossing(

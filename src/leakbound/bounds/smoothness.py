@@ -77,9 +77,9 @@ def not_smooth(
     it continuous, which suffices. Only the shapes and types of inputs and labels count, so a model
     that branches on values is rejected.
     """
-    found = set() if defense is None or defense.continuous else {"the defense"}
+    obstacles = set() if defense is None or defense.continuous else {"the defense"}
     if kinks := _kinks(task, inputs):
-        return tuple(sorted(found | kinks))
+        return tuple(sorted(obstacles | kinks))
 
     from torch.fx.experimental.proxy_tensor import make_fx  # here: it imports sympy
 
@@ -94,8 +94,8 @@ def not_smooth(
                 _allow_non_fake_inputs=True,
             )(inputs).graph
     except Exception as error:  # whatever a user's model raises during tracing
-        return (f"{type(error).__name__} while the gradient was traced", *sorted(found))
-    return tuple(sorted(found | _off_the_list(graph)))
+        return (f"{type(error).__name__} while the gradient was traced", *sorted(obstacles))
+    return tuple(sorted(obstacles | _off_the_list(graph)))
 
 
 def _kinks(task: Task, inputs: Tensor) -> set[str]:
@@ -117,7 +117,7 @@ def _bends(layer: Layer) -> bool:
 def _off_the_list(graph: fx.Graph) -> set[str]:
     """The operators that depend on the inputs and are not smooth."""
     depends: set[fx.Node] = set()
-    found = set()
+    names = set()
     for node in graph.nodes:
         if node.op == "placeholder":
             depends.add(node)
@@ -127,12 +127,12 @@ def _off_the_list(graph: fx.Graph) -> set[str]:
         written = node.args[0] if node.args else None
         name = getattr(node.target, "overloadpacket", node.target).__name__
         if name.endswith("_") and written not in depends:
-            found.add(f"{name} into another tensor")  # a view of it would not show the dependence
+            names.add(f"{name} into another tensor")  # a view of it would not show the dependence
         name = name.rstrip("_")
         allowed = _ALLOWED[name](node, depends) if name in _ALLOWED else name in SMOOTH
         if not allowed:
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _by_a_constant(node: fx.Node, depends: set[fx.Node]) -> bool:
@@ -152,8 +152,8 @@ def _power(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 def _elu(node: fx.Node, depends: set[fx.Node]) -> bool:
     """Equal slopes on both sides of 0; selu uses the same operator."""
-    given = node.args[1:4]  # alpha, scale, input_scale, after the input or the output's gradient
-    alpha, _, steep = (*map(str, given), *("1", "1", "1")[len(given) :])
+    factors = node.args[1:4]  # alpha, scale, input_scale, after the input or the output's gradient
+    alpha, _, steep = (*map(str, factors), *("1", "1", "1")[len(factors) :])
     return float(alpha) * float(steep) == 1
 
 

@@ -247,13 +247,13 @@ def _bound(
     confidence: float,
 ) -> ErrorBound:
     sentence = f"it holds with a confidence of {confidence:.4g} over the images drawn"
-    own = tuple(one for one in prior.assumptions if one != SMOOTH)
+    assumptions = tuple(one for one in prior.assumptions if one != SMOOTH)
     return ErrorBound(
         name="weiss_weinstein",
         value=value,
         prior=prior.name,
         rests_on_prior=True,
-        assumptions=(*NEEDS, *own, sentence),
+        assumptions=(*NEEDS, *assumptions, sentence),
         equation=EQUATION,
         confidence=confidence,
     )
