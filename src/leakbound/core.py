@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from leakbound.covariance import Structured
 from leakbound.randomness import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
 from leakbound.task import Batch, LocalPlan, Loss, Optimizer, Task
+
+if TYPE_CHECKING:
+    from leakbound.domains.known import KnownValues
 
 __all__ = [
     "Batch",
@@ -70,13 +73,16 @@ class ThreatModel:
     """What the attacker knows. The default attacker knows the defense, its noise and its mask.
 
     `statistics_known`: the statistics of the batch in every batch norm, which a client reveals if
-    it also sends its running statistics.
+    it also sends its running statistics. `known`: parts of every example that the attacker has from
+    elsewhere, as `domains.known_parts` reads them: "birth_date,sex,zip" or "region:top"; ""
+    is a stranger, who knows the population alone.
     """
 
     labels_known: bool = True
     defense_known: bool = True
     server: Server = Server.HONEST
     statistics_known: bool = False
+    known: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +169,8 @@ class Observation:
         sent: (R, P) the weights that the clients sent, if they send weights and not a change:
             exact zeros are visible in them. `update` is then `(weights before - sent) / rate`.
         history: what the same server saw of the same clients before, the oldest first.
+        known: the parts of every example that the attacker has from elsewhere, with their values in
+            the order of `labels`; None for a stranger.
     """
 
     update: Update
@@ -176,6 +184,7 @@ class Observation:
     statistics: Mapping[str, Statistics] | None = None
     sent: Tensor | None = None
     history: tuple[Observation, ...] = ()
+    known: KnownValues | None = None
 
     @property
     def examples(self) -> int:
@@ -257,6 +266,7 @@ class Observation:
         known = ["labels"] * (self.labels is not None)
         known += ["the defense"] * self.threat.defense_known
         known += ["batch norm statistics"] * (self.statistics is not None)
+        known += [] if self.known is None else [self.known.parts.text]
         known += [] if self.auxiliary is None else [f"{self.auxiliary.size} public examples"]
         pairs = (
             ("rows", f"{len(update.rows)} of {update.rows.shape[1]} numbers"),

@@ -24,6 +24,8 @@ from leakbound.core import (
     Update,
 )
 from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.domains import of_shape
+from leakbound.domains.known import KnownValues, known_parts
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.losses import named
 from leakbound.randomness import Source
@@ -223,9 +225,19 @@ def observed(
         threat=threat,
         labels=truth.labels.clone() if threat.labels_known else None,
         defense=defense if threat.defense_known else None,
+        known=_known(task, truth.inputs, threat),
         **more,
     )
     return observation, truth
+
+
+def _known(task: Task, inputs: Tensor, threat: ThreatModel) -> KnownValues | None:
+    """The parts of the batch that the attacker has from elsewhere."""
+    if not threat.known:
+        return None
+    domain = task.domain or of_shape(inputs.shape[1:], task.input_range)
+    parts = known_parts(domain, threat.known)
+    return KnownValues(parts, parts.values(inputs))
 
 
 def _statistics(

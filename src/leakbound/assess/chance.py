@@ -90,20 +90,21 @@ def chance(
 
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
-    With fewer than FEWEST decoys of these labels there is no p-value.
+    If the attacker has parts of the examples, decoys must have the same parts, too. With fewer than
+    FEWEST such decoys there is no p-value.
 
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
     if decoys is None:
         return Chance(p_value=None, decoys=0, level=LEVEL)
-    victims = _labels(truth)
-    others = _labels(decoys)
+    victims, others = _alike(criterion, truth, decoys)
     # Labels are kept: a decoy of another class is farther away, and would make any match look good.
     kept = comparable(victims, others).nonzero()[:MOST, 0]
     if len(kept) < FEWEST:
         return Chance(p_value=None, decoys=len(kept), level=LEVEL)
     size = truth.size
-    inputs = torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[kept]])
+    inputs = criterion.counted(torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[kept]]))
+    candidates = criterion.counted(candidates)
     distance = criterion.domain.distances(inputs, candidates).numpy()
     if size == 1:
         nearest = distance.min(1)
@@ -209,6 +210,20 @@ def unlike_any_guess(
         return distances * math.sqrt(CLOSER) <= closest
     # A count of wrong parts has no square; below CLOSER, not even 0 is ten times less than it.
     return (distances * CLOSER <= closest) & (closest >= CLOSER)
+
+
+def _alike(criterion: Criterion, truth: Batch, decoys: Batch) -> tuple[Tensor, Tensor]:
+    """What must be equal in victims and decoys: labels, and what the attacker has of them."""
+    victims = _labels(truth)
+    others = _labels(decoys)
+    known = criterion.known
+    if known is None:
+        return victims, others
+    strata = _strata(torch.cat([victims, others]))
+    values = torch.cat([known.values(each.inputs).cpu() for each in (truth, decoys)])
+    rows = torch.column_stack([strata.double(), values.flatten(1).double()])
+    group = torch.unique(rows, return_inverse=True, dim=0)[1]
+    return group[: truth.size], group[truth.size :]
 
 
 def _labels(batch: Batch) -> Tensor:

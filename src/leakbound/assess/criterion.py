@@ -15,6 +15,7 @@ from leakbound._util.decibels import EXTREME
 from leakbound.assess.record import CriterionInfo
 from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
 from leakbound.domains import Domain
+from leakbound.domains.known import Known, known_parts
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,32 @@ class Criterion:
 
     Measured success, the prior-only baseline, kappa and the bounds all use it, so that attacks and
     theorems share one axis.
+
+    Attributes:
+        domain: of what counts: whole examples, or the part that the attacker does not know.
+        within: the largest distance.
+        known: the parts that the attacker has from elsewhere; None if whole examples count.
     """
 
     domain: Domain
     within: float
+    known: Known | None = None
 
     def __post_init__(self) -> None:
         check.non_negative(within=self.within)
+
+    @property
+    def whole(self) -> Domain:
+        """The domain of whole examples."""
+        return self.domain if self.known is None else self.known.domain
+
+    def counted(self, examples: Tensor) -> Tensor:
+        """(N, *domain.shape) the part of whole examples (N, *whole.shape) that counts."""
+        return examples if self.known is None else self.known.unknown(examples)
+
+    def costs(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) what the pairing of whole examples a with candidates b minimizes."""
+        return self.domain.costs(self.counted(a), self.counted(b))
 
     @staticmethod
     def of(
@@ -37,10 +57,12 @@ class Criterion:
         *,
         psnr: float = 20.0,
         share: float = 0.9,
+        known: str = "",
     ) -> Criterion:
         """The criterion of that domain: a PSNR in dB, or a `share` of right columns or tokens.
 
-        Of a series, `psnr` is 20 log10 of scale over error on its worst channel.
+        Of a series, `psnr` is 20 log10 of scale over error on its worst channel. What the attacker
+        has from elsewhere (`known`, as `known_parts` reads it) does not count.
 
         Example:
             >>> from leakbound.domains import of_shape
@@ -50,7 +72,9 @@ class Criterion:
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
-        return Criterion(domain, domain.within(psnr=psnr, share=share))
+        parts = known_parts(domain, known) if known else None
+        domain = domain if parts is None else parts.rest
+        return Criterion(domain, domain.within(psnr=psnr, share=share), parts)
 
     @property
     def error(self) -> float:
@@ -70,6 +94,7 @@ class Criterion:
             value=float(f"{self.domain.level(self.within):.12g}"),
             within=float(f"{self.within:.9g}"),
             of=self.domain.parts,
+            known="" if self.known is None else self.known.text,
         )
 
     def met(
@@ -82,6 +107,7 @@ class Criterion:
 
         If the baseline reconstructs it equally well, the update is not the cause.
         """
+        truth, guess, baseline = (self.counted(each) for each in (truth, guess, baseline))
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()
         return tuple(a <= self.within and a < b for a, b in zip(own, other, strict=True))

@@ -47,7 +47,7 @@ def header(
         model=model,
         data=DataInfo(
             source=source,
-            domain=criterion.domain.name,
+            domain=criterion.whole.name,
             shape=tuple(observation.input_shape),
             classes=observation.task.label_range,
         ),

@@ -109,7 +109,7 @@ def judge(
     record = evidence.record
     release = evidence.release
     reconstruction = evidence.reconstruction
-    domain = release.criterion.domain
+    domain = release.criterion.whole
     # Before the truth is seen: a proof rests on the update alone.
     proof = _proof(evidence)
     limits = _limits(evidence, settings)
@@ -125,6 +125,7 @@ def judge(
             quick=settings.quick,
             decoys=evidence.decoys,
             proved=proof.certificate is not None,
+            once=release.of_public,
         )
         proof = _confirmed(proof, measured, release)
     facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)
@@ -211,8 +212,8 @@ def _confirmed(
         return proof
     criterion = release.criterion
     low, high = criterion.domain.input_range
-    truth = measured.paired.truth.inputs
-    distance = criterion.domain.distance(truth, measured.paired.inputs)
+    truth = criterion.counted(measured.paired.truth.inputs)
+    distance = criterion.domain.distance(truth, criterion.counted(measured.paired.inputs))
     # Near enough without a match: a fixed candidate is as near, as for an image of one color. The
     # update proves the input all the same.
     if proof.certificate is None or bool((distance <= criterion.within).any()):

@@ -17,6 +17,7 @@ from leakbound.assess.record import Attained, Bound, short
 from leakbound.assess.released import (
     Released,
     nine,
+    refuse_known_parts,
     refuse_other_distances,
     refuse_side_information,
 )
@@ -147,6 +148,7 @@ def error_bound(
     """
     if spec.kind in ("none", "sample"):
         return None
+    refuse_known_parts(released)
     refuse_other_distances(released)
     refuse_side_information(released)
     if released.task.coupled:
@@ -233,6 +235,7 @@ def sample_error_bound(
     private = None if error.kind == "none" else private_noise(released, risk)
     if private is None or released.public is None or released.public.size < 2:
         return None
+    refuse_known_parts(released)
     refuse_other_distances(released)
     noise, scope, _ = private
     sample = known_sample(released)

@@ -14,6 +14,7 @@ from torch import Tensor
 from leakbound import metrics
 from leakbound.assess.chance import chance, unlike_any_guess
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.imputers import completions
 from leakbound.assess.record import (
     Chance,
     ObjectiveValues,
@@ -21,6 +22,7 @@ from leakbound.assess.record import (
     picture_name,
     short,
 )
+from leakbound.assess.released import Once
 from leakbound.client import gradient
 from leakbound.core import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 from leakbound.domains import Domain
@@ -63,33 +65,40 @@ def measure(
     quick: bool = False,
     decoys: Batch | None = None,
     proved: bool = False,
+    once: Once[Tensor] = lambda key, make: make(),
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
     The baseline is the closest of `guesses`; `quick` measures only the criterion's score. A match
     counts only if chance does not explain it, or if the update proves the answer (`proved`).
-    `decoys` are examples drawn like the truth that the attack never saw.
+    `decoys` are examples drawn like the truth that the attack never saw. Of what the attacker has
+    from elsewhere nothing counts, and the baseline completes the rest from it; `once` keeps such
+    completions of the public examples.
     """
     domain = criterion.domain
-    paired = pair(truth, answer, domain.costs)
+    part = criterion.counted
+    paired = pair(truth, answer, criterion.costs)
     low, high = domain.input_range
     found: dict[str, Any] = {}
-    if domain.distance_is_rmse and not quick:
+    # Other metrics are of whole images, where the known part would count as right.
+    if domain.distance_is_rmse and criterion.known is None and not quick:
         found = metrics.evaluate(
             paired,
             data_range=high - low,
             distractors=distractors,
             more=more,
         )
-    found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
+    true = part(truth.inputs)
+    found.setdefault(domain.metric, domain.score(true, part(paired.inputs)).tolist())
     # Paired in the same way as the answer, so that neither has an advantage.
-    baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
-    met = criterion.met(truth.inputs, paired.inputs, baseline.inputs)
+    blind = prior_only(criterion, truth, public, once)
+    baseline = pair(truth, Reconstruction(blind), criterion.costs).inputs
+    met = criterion.met(truth.inputs, paired.inputs, baseline)
     test = chance(criterion, truth, answer.inputs, decoys)
     # A proof needs no test: it holds whatever other examples look like.
     if not proved and any(met):
         if test.p_value is None:
-            close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
+            close = _unlike_any_guess(criterion, paired, baseline, public, decoys, once)
             met = tuple(one and own for one, own in zip(met, close, strict=True))
             test = msgspec.structs.replace(test, closer=any(met))
         elif not test.excluded:
@@ -97,44 +106,81 @@ def measure(
     return Measured(
         paired,
         {name: tuple(short(value) for value in values) for name, values in found.items()},
-        tuple(short(value) for value in domain.score(truth.inputs, baseline.inputs).tolist()),
+        tuple(short(value) for value in domain.score(true, part(baseline)).tolist()),
         met,
-        baseline.inputs,
+        baseline,
         test,
         None if answer.agreement is None else answer.agreement[list(paired.order)],
     )
 
 
 def _unlike_any_guess(
-    domain: Domain,
+    criterion: Criterion,
     paired: Paired,
     baseline: Tensor,
     public: Batch | None,
     decoys: Batch | None,
+    once: Once[Tensor],
 ) -> list[bool]:
     """For each example, whether its match is closer than a fixed guess comes to any example."""
-    inputs = paired.truth.inputs
-    distances = domain.distance(inputs, paired.inputs)
-    guessed = domain.distance(inputs, baseline)
+    domain = criterion.domain
+    part = criterion.counted
+    inputs = part(paired.truth.inputs)
+    distances = domain.distance(inputs, part(paired.inputs))
+    guessed = domain.distance(inputs, part(baseline))
     if decoys is not None:
         # A baseline that is near any of them may be near the truth by chance as well.
         few = Batch(decoys.inputs[:COMPARED], decoys.labels[:COMPARED])
-        blind = guesses(domain, few, public)
-        guessed = torch.cat([guessed, domain.distance(few.inputs, blind)])
-        inputs = torch.cat([inputs.cpu(), few.inputs.cpu()])
+        others = part(few.inputs)
+        blind = part(prior_only(criterion, few, public, once))
+        guessed = torch.cat([guessed, domain.distance(others, blind)])
+        inputs = torch.cat([inputs.cpu(), others.cpu()])
     known = None
-    if public is not None and public.inputs.shape[1:] == inputs.shape[1:]:
-        known = public.inputs[:COMPARED]
+    if public is not None and public.inputs.shape[1:] == paired.inputs.shape[1:]:
+        known = part(public.inputs[:COMPARED])
     close: list[bool] = unlike_any_guess(domain, distances, guessed, inputs, known).tolist()
     return close
+
+
+def prior_only(
+    criterion: Criterion,
+    examples: Batch,
+    public: Batch | None,
+    once: Once[Tensor] = lambda key, make: make(),
+) -> Tensor:
+    """For each example (B, *S) the closest prior-only baseline of the part that counts.
+
+    If the attacker has parts of the examples, the imputers' completions from them are baselines.
+    """
+    known = criterion.known
+    if known is None:
+        return guesses(criterion.domain, examples, public)
+    fits = public is not None and public.inputs.shape[1:] == examples.inputs.shape[1:]
+    completed: tuple[Tensor, ...] = ()
+    if public is not None and fits:
+        values = known.values(examples.inputs)
+        key = "completions", known, values.numpy(force=True).tobytes()
+
+        fitted = public.inputs
+
+        def make() -> Tensor:
+            made = completions(fitted, known, examples.inputs)
+            return torch.stack([each for _, each in made])
+
+        completed = tuple(once(key, make))
+        public = Batch(known.unknown(public.inputs), public.labels)
+    unknown = Batch(known.unknown(examples.inputs), examples.labels)
+    closest = guesses(criterion.domain, unknown, public if fits else None, completed)
+    return known.joined(known.values(examples.inputs), closest)
 
 
 def guesses(
     domain: Domain,
     truth: Batch,
     public: Batch | None,
+    more: Sequence[Tensor] = (),
 ) -> Tensor:
-    """For each example (B, *S) the closest prior-only baseline.
+    """For each example (B, *S) the closest prior-only baseline, `more` (B, *S) among them.
 
     The baselines are the domain's best guess from public examples, from those of its class (an
     update often reveals the class), and constants. If labels are numbers, the class are the public
@@ -145,7 +191,7 @@ def guesses(
     fits = public is not None and public.inputs.shape[1:] == shape[1:]
     blind = domain.blind(public.inputs if public is not None and fits else None)
     blind = blind.to(truth.inputs).expand(shape)
-    every = [blind, *(one.to(truth.inputs).expand(shape) for one in domain.constants())]
+    every = [blind, *(one.to(truth.inputs).expand(shape) for one in (*domain.constants(), *more))]
     if public is not None and fits:
         if domain.examples_recur:
             near = domain.costs(truth.inputs, public.inputs).argmin(1)

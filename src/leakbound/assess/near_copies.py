@@ -61,14 +61,16 @@ def _largest(released: Released, *, matched: bool) -> int:
 
     def make() -> int:
         distance = distance_of(criterion.domain)
-        rows = distance.coded(batch.inputs.detach().flatten(1).double().cpu().numpy())
+        rows = distance.coded(
+            criterion.counted(batch.inputs.detach()).flatten(1).double().cpu().numpy()
+        )
         radius = eta if matched else distance.reach(eta)
         most = 1
         for block in distance.among(rows):
             most = max(most, int((block <= radius).sum(1).max()))
         return most
 
-    return released.cached("near copies", (eta, criterion.domain, matched), make)
+    return released.cached("near copies", (eta, criterion, matched), make)
 
 
 def words(released: Released, people: int = 1) -> tuple[str, ...]:

@@ -149,6 +149,7 @@ class Threat(RecordPart, frozen=True, kw_only=True):
     defense_known: bool
     server: Literal["honest", "malicious"]
     statistics_known: bool
+    known: str = ""
 
 
 class CriterionInfo(RecordPart, frozen=True, kw_only=True):
@@ -156,13 +157,15 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
 
     The distance is that of the domain, in its natural units. The score is "psnr" (dB), "snr" (dB on
     a series' worst channel), "columns" (percent of a table's `of` columns within tolerance) or
-    "tokens" (percent of a sequence's `of` tokens).
+    "tokens" (percent of a sequence's `of` tokens). Only what an attacker does not have from
+    elsewhere counts: `known` names what it has.
     """
 
     metric: Literal["psnr", "snr", "columns", "tokens"] = "psnr"
     value: Decibels
     within: Annotated[float, Meta(ge=0, le=1e300)]
     of: Count | None = None
+    known: str = ""
 
     @property
     def unit(self) -> str:
@@ -209,7 +212,8 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The criterion as text, such as "20 dB PSNR or more"."""
-        return f"{self.goal} or more" if self.of is not None else f"{self.goal} {self.axis} or more"
+        what = self.goal if self.of is not None else f"{self.goal} {self.axis}"
+        return f"{what} or more" if not self.known else f"{what} or more of the unknown part"
 
     def shown(self, score: float) -> str:
         """A score as text, such as "21.3 dB" or "17 of 20 columns"."""

@@ -110,6 +110,16 @@ def refuse_other_distances(released: Released) -> None:
         )
 
 
+def refuse_known_parts(released: Released) -> None:
+    """Reject a release if the attacker has parts of the examples: the bound is for strangers."""
+    known = released.criterion.known
+    if known is not None:
+        raise NotApplicable(
+            f"the attacker knows {known.text}: only the count of public examples covers that, and "
+            "bounds that use a model, these examples or a mean error do not"
+        )
+
+
 def nine(value: float, *, up: bool) -> float:
     """Nine digits, rounded to the safe side: up for upper bounds."""
     return rounded(value, 9, up=up)

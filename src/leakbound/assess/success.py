@@ -21,12 +21,14 @@ from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.assess.released import (
     Released,
     nine,
+    refuse_known_parts,
     refuse_other_distances,
     refuse_side_information,
 )
 from leakbound.assess.sentences import DOUBTED, GUESS, rare
 from leakbound.bounds import conversions, counting, identification, record_priors
 from leakbound.bounds.attainable import FEWEST, Attainable
+from leakbound.bounds.knowledge import informed
 from leakbound.bounds.known_model import KnownModel
 from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import Scope
@@ -91,7 +93,7 @@ class RiskSpec:
 def sample_key(released: Released) -> tuple[Any, ...]:
     origins = None if released.origins is None else tuple(released.origins.tolist())
     known = released.threat.labels_known, released.examples, released.task.label_range
-    return *known, origins, released.criterion.domain
+    return *known, origins, released.criterion.domain, released.criterion.known
 
 
 def doubted(released: Released) -> bool:
@@ -119,21 +121,28 @@ def _doubts(released: Released, limit: float) -> list[str]:
 
 
 def known_sample(released: Released) -> counting.PublicSample:
-    """The public examples as a sample, made once; labels count if they are known."""
+    """The public examples as a sample, made once; labels and parts count if they are known."""
     public = released.public
     origins = released.origins
     assert public is not None  # the callers ask
-    return released.of_public(
-        ("sample", *sample_key(released)),
-        lambda: counting.PublicSample(
+
+    def make() -> counting.PublicSample:
+        criterion = released.criterion
+        sample = counting.PublicSample(
             public.inputs.flatten(1).double().cpu().numpy(),
             labels=public.labels.cpu().numpy() if released.threat.labels_known else None,
             guesses=released.examples,
             classes=released.task.label_range,
             sources=None if origins is None else origins.cpu().numpy(),
-            distance=distance_of(released.criterion.domain),
-        ),
-    )
+            distance=distance_of(criterion.whole),
+        )
+        if criterion.known is None:
+            return sample
+        places = criterion.known.places.nonzero().flatten().tolist()
+        distance = distance_of(criterion.domain)
+        return informed(sample, places, distance=distance, words=criterion.known.text)
+
+    return released.of_public(("sample", *sample_key(released)), make)
 
 
 def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
@@ -207,6 +216,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
     private = released.private
     if release is None or private is None or not spec.these:
         return None
+    refuse_known_parts(released)
     if private.size > counting.MOST:
         raise NotApplicable(
             f"there are {private.size} private examples, and at most {counting.MOST} are counted "
@@ -263,6 +273,7 @@ def known_model_probability(
     private = private_noise(released, spec)
     if private is None or released.threat.server is not Server.HONEST:
         return None
+    refuse_known_parts(released)
     refuse_other_distances(released)
     why = _why_not_known(released, spec)
     if why is not None:
@@ -441,6 +452,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     private = private_noise(released, spec)
     if private is None or spec.prior == "none":
         return None
+    refuse_known_parts(released)
     copies = _copies(released)
     if released.criterion.domain.vocabulary is None or copies:
         refuse_other_distances(released)
@@ -626,7 +638,7 @@ def private_noise(
     copies = _copies(released)
     if copies:
         low, high = released.task.input_range
-        size = math.prod(released.criterion.domain.shape)
+        size = math.prod(released.criterion.whole.shape)
         farthest = math.sqrt(size) * (high - low) / 2
         several = math.sqrt(near_copies.count(released, spec.people))  # each has noise of its own
         return copies[0] / farthest / several, COPY, "probability after a noisy copy"

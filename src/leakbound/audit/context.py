@@ -25,6 +25,7 @@ from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
+from leakbound.domains.known import known_parts
 from leakbound.losses import NamedLoss, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_weights
@@ -456,6 +457,9 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             "another split (private, public, test) and are left out",
             stacklevel=2,
         )
+    # For its error: it names a part that the examples do not have.
+    if plan.threat.known:
+        known_parts(context.domain, plan.threat.known)
     # Drawn only for its error: too few examples must stop the plan before its first experiment.
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:

@@ -25,6 +25,7 @@ from leakbound.assess.judge import OWN_TRAINING, Evidence, RiskSettings, judge
 from leakbound.assess.measure import release_of, utility_of
 from leakbound.assess.released import Released
 from leakbound.attacks.features.base import feature_errors, subspace_error
+from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
@@ -258,7 +259,10 @@ def answers(
     reconstructions = built.many([round_.observation for round_ in played], sources)
     if len(reconstructions) != len(played):
         raise ValueError(f"many returned {len(reconstructions)} answers to {len(played)}")
-    return [noted(one) for one in reconstructions]
+    return [
+        noted(with_known(round_.observation, one))
+        for round_, one in zip(played, reconstructions, strict=True)
+    ]
 
 
 def source_of(unit: plans.Experiment) -> torch.Generator:
@@ -373,7 +377,7 @@ def _judge(
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
-    return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share)
+    return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share, known=unit.threat.known)
 
 
 def judged(

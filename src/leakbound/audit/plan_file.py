@@ -110,8 +110,10 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
     check.known_keys("threat", table, [field.name for field in fields(ThreatModel)])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
-    knows = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
-    return ThreatModel(server=Server(server), **knows)
+    known = _typed("known", table.get("known", ""), str)
+    flags = {key: value for key, value in table.items() if key not in ("server", "known")}
+    knows = {key: _typed(key, value, bool) for key, value in flags.items()}
+    return ThreatModel(server=Server(server), known=known, **knows)
 
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from leakbound.assess.judge import Evidence, RiskSettings
 from leakbound.assess.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.assess.success import RiskSpec
 from leakbound.attacks import Attack
+from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.attacked_round import attacked_round
@@ -187,8 +188,9 @@ def simulate(
             attack=built_attack,
             auxiliary=public,
         )
-        answer = noted(built_attack(played.observation, stream(seed, "attack", attack_info.name)))
-    criterion = Criterion.of(domain, psnr=psnr, share=share)
+        answer = built_attack(played.observation, stream(seed, "attack", attack_info.name))
+        answer = noted(with_known(played.observation, answer))
+    criterion = Criterion.of(domain, psnr=psnr, share=share, known=threat.known)
     about = headers.header(
         digest(
             [attack_info.hash, repr(built), seed, plain(threat), named(loss).name, round],
@@ -289,7 +291,7 @@ def error_bound(
             threat=threat,
             auxiliary=public,
         )
-        criterion = Criterion.of(domain, psnr=psnr, share=share)
+        criterion = Criterion.of(domain, psnr=psnr, share=share, known=threat.known)
         released = experiment.released(
             played,
             criterion,

@@ -118,6 +118,7 @@ class PublicSample(Baseline):
             class match.
         distance: which candidates match; by default those up to a mean squared error. For others,
             read the levels `eta` below in its units, such as a number of columns.
+        knows: what the labels stand for, if the attacker knows more than a label (`informed`).
 
     Example:
         >>> digits = np.random.default_rng(0).random((400, 16))
@@ -134,6 +135,7 @@ class PublicSample(Baseline):
     classes: int | None = None
     distance: Distance = field(default_factory=SquaredError)
     source_sizes: tuple[float, float] | None = None
+    knows: str = "labels"
 
     basis = "sample"
     places: Array = field(init=False)
@@ -216,7 +218,7 @@ class PublicSample(Baseline):
 
     @property
     def _known(self) -> str:
-        return "labels known" if self.labels is not None else "labels not known"
+        return f"{self.knows} known" if self.labels is not None else "labels not known"
 
     @cached_property
     def _groups(self) -> list[Array]:

@@ -48,7 +48,11 @@ CENTERS = 1000
 
 
 def informed(
-    sample: PublicSample, known: Sequence[int], *, distance: Distance | None = None
+    sample: PublicSample,
+    known: Sequence[int],
+    *,
+    distance: Distance | None = None,
+    words: str = "some columns",
 ) -> PublicSample:
     """The same public examples for an attacker who knows some of the columns exactly.
 
@@ -62,6 +66,7 @@ def informed(
         sample: of whole examples.
         known: places of the columns in the flat example.
         distance: which candidates match the unknown columns; by default that of the sample.
+        words: what is known, for the sample's name.
 
     Raises:
         ValueError: a place is outside the example, or every column is known.
@@ -95,6 +100,7 @@ def informed(
         sources=sources,
         classes=None,
         distance=sample.distance if distance is None else distance,
+        knows=words if sample.labels is None else f"{words} and labels",
     )
 
 

@@ -91,6 +91,7 @@ def _plan(
                 "defense_known": not command.defense_unknown,
                 "server": "malicious" if command.malicious_server else "honest",
                 "statistics_known": command.statistics_known,
+                "known": command.known,
             },
             "error_bound": {"kind": command.error_bound},
             "risk": {"people": command.people},

@@ -79,7 +79,7 @@ class AttackOptions:
 
     GROUPS: ClassVar = {
         "Experiment": "attack model data schema loss batch_size people defense seed time",
-        "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
+        "Attacker": "known labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
         "labels local_steps learning_rate local_batch_size weight_decay steps_search truth public "
         "round",
@@ -94,7 +94,7 @@ class AttackOptions:
         "describes a captured update; give --update FILE too": "before adapter kind input_shape "
         "classes labels local_steps learning_rate local_batch_size weight_decay steps_search truth "
         "public round no_examples",
-        "is for a simulated experiment; leave it out with --update": "labels_unknown "
+        "is for a simulated experiment; leave it out with --update": "known labels_unknown "
         "defense_unknown malicious_server statistics_known lpips_weights",
         "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
         "classes labels local_steps no_examples local_batch_size steps_search round "
@@ -123,6 +123,9 @@ class AttackOptions:
     """Most examples of one person in an update, for bounds."""
     seed: int = 0
     """Seed of weights, batch and noise."""
+    known: Annotated[str, Option("PARTS")] = ""
+    """What the attacker has of every example from elsewhere: columns, as in age,sex, or region:top,
+    past:24, prefix:10. Only the rest counts as reconstructed."""
     labels_unknown: bool = False
     """The attacker does not know the labels."""
     defense_unknown: bool = False

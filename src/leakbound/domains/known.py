@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 import torch
@@ -18,13 +18,13 @@ from leakbound.domains.base import Domain, ImageDomain, NumberDomain, SeriesDoma
 from leakbound.domains.table import TableDomain
 from leakbound.domains.tokens import TokenDomain
 
-__all__ = ["Known", "known_parts"]
+__all__ = ["Known", "KnownValues", "known_parts"]
 
 HALVES = {"top": (0, 0), "bottom": (0, 1), "left": (1, 0), "right": (1, 1)}
 """Regions of an image by name: the axis that is halved, and which half is known."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Known:
     """The parts of an example that an attacker knows, without their values.
 
@@ -37,9 +37,10 @@ class Known:
 
     text: str
     domain: Domain
-    places: Tensor
-    part: Domain
-    rest: Domain
+    # They follow from text and domain.
+    places: Tensor = field(compare=False)
+    part: Domain = field(compare=False)
+    rest: Domain = field(compare=False)
 
     def unknown(self, examples: Tensor) -> Tensor:
         """(N, *rest.shape) the unknown part of examples (N, *shape)."""
@@ -55,6 +56,24 @@ class Known:
         whole[:, self.places] = values.to(unknown).flatten(1)
         whole[:, ~self.places] = unknown.flatten(1)
         return whole.reshape(-1, *self.domain.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownValues:
+    """The known parts (N, *parts.part.shape) of a batch's examples."""
+
+    parts: Known
+    values: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """(*shape) True where a number of an example is known."""
+        return self.parts.places.reshape(self.parts.domain.shape).to(self.values.device)
+
+    def filled(self, examples: Tensor) -> Tensor:
+        """Examples (N, *shape), one for each value, with the known parts put in."""
+        parts = self.parts
+        return parts.joined(self.values, parts.unknown(examples))
 
 
 def known_parts(domain: Domain, text: str) -> Known:

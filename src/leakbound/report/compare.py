@@ -384,6 +384,7 @@ def threat_words(threat: Threat) -> str:
     known = {"labels": threat.labels_known, "defense": threat.defense_known}
     words = [f"{what} {'known' if said else 'not known'}" for what, said in known.items()]
     more = ["statistics known"] * threat.statistics_known
+    more += [f"{threat.known} known"] if threat.known else []
     return ", ".join([f"{threat.server} server", *words, *more])
 
 

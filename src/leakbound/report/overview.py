@@ -196,6 +196,9 @@ def threat_line(summary: RunSummary) -> str:
         for name, values in known.items()
     ]
     words.append(listing(dict.fromkeys(f"{t.server} server" for t in threats)))
+    parts = dict.fromkeys(t.known for t in threats if t.known)
+    if parts:
+        words.append(f"{listing(parts)} known from elsewhere")
     if any(t.statistics_known for t in threats):
         words.append("batch norm statistics sent")
     if any(a.capture is not None for a in assessments):

@@ -192,6 +192,7 @@ def _command(known: Table) -> str:
         "--defense-unknown": not threat["defense_known"],
         "--malicious-server": threat["server"] == "malicious",
         "--statistics-known": threat["statistics_known"],
+        "--known": threat.get("known") or None,
         "--error-bound": kind if kind != "trace" else None,
         "--people": str(people) if people != 1 else None,
         "--lpips-weights": known["lpips_weights"],

@@ -15,7 +15,7 @@ from leakbound.assess.criterion import Criterion, distance_of
 from leakbound.assess.imputers import Completion, prior_of_intruder
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.knowledge import informed, largest_gain
-from leakbound.domains.known import Known, known_parts
+from leakbound.domains.known import Known
 from leakbound.risk.corridor import TrainingSetting, success_bound
 from leakbound.risk.examples import Examples
 
@@ -91,16 +91,18 @@ def three_attackers(
     if examples.images is None or examples.form is None:
         raise ValueError(f"known is {known!r}, but there are no data; give --data")
     domain = examples.form
-    parts = known_parts(domain, known)
     lift = partial(success_bound, setting)
     whole = Criterion.of(domain, psnr=psnr, share=share)
-    rest = Criterion.of(parts.rest, psnr=psnr, share=share)
+    rest = Criterion.of(domain, psnr=psnr, share=share, known=known)
+    parts = rest.known
+    assert parts is not None  # `known` names some, or it was refused
     stranger = examples.prior(labels_known=labels_known)
     assert isinstance(stranger, PublicSample)  # the default prior of data
     knows = informed(
         stranger,
         np.flatnonzero(parts.places.numpy()).tolist(),
         distance=distance_of(parts.rest),
+        words=known,
     )
     completion = _best_completion(examples, parts, rest, stranger, say)
     gain, _ = largest_gain(lift)

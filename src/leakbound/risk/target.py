@@ -124,7 +124,8 @@ class Target:
                 f'target is {text[:200]!r}, but the data {what}; write it as "{form} ..."'
             )
         if domain is not None:
-            criterion = Criterion.of(domain, **{"share" if parts else "psnr": threshold})
+            level = {"psnr": 20.0, "share": 0.9, "share" if parts else "psnr": threshold}
+            criterion = Criterion.of(domain, psnr=level["psnr"], share=level["share"])
             return Target.of_criterion(criterion, gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)

@@ -13,6 +13,7 @@ from leakbound.attacks.blind import public_examples
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.core import NotApplicable, Observation, Task
 from leakbound.domains import TableDomain, smooth_axes
+from leakbound.domains.known import KnownValues
 from leakbound.randomness import normal, uniform
 
 LEAK = 0.2
@@ -118,6 +119,22 @@ class MixedRows(Images):
         return torch.cat([*parts, x[:, at:]], 1)
 
 
+class PartlyKnown(Images):
+    """Other images, in which the parts that the attacker has from elsewhere stand fixed."""
+
+    def __init__(self, images: Images, known: KnownValues, like: Tensor) -> None:
+        self.images = images
+        self.mask = known.mask
+        self.values = known.filled(like.new_zeros(len(known.values), *self.mask.shape))
+        self.variables = images.variables
+
+    def __call__(self) -> Tensor:
+        return torch.where(self.mask, self.values, self.images())
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        self.images.settle(box)
+
+
 class _UNet(nn.Module):
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -165,6 +182,18 @@ def drawn(
 
 
 def images_for(
+    settings: MatchingSettings,
+    task: Task,
+    observation: Observation,
+    generator: torch.Generator,
+) -> Images:
+    images = _images_for(settings, task, observation, generator)
+    if observation.known is None:
+        return images
+    return PartlyKnown(images, observation.known, task.parameters)
+
+
+def _images_for(
     settings: MatchingSettings,
     task: Task,
     observation: Observation,

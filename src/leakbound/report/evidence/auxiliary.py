@@ -120,6 +120,8 @@ def attacker(
         ("statistics", "The batch's statistics in batch norms",
          answer([t.statistics_known for t in threats]),
          "no bound and no guarantee of a defense covers them", "plan: threat.statistics_known"),
+        ("known", "Parts of the examples, from elsewhere", answer([bool(t.known) for t in threats]),
+         "; ".join(dict.fromkeys(t.known for t in threats if t.known)), "plan: threat.known"),
         ("norms", "Norms of examples or of single gradients", "no", "no field holds them",
          "leakbound's Observation"),
         ("batch_size", "The batch size and the number of clients", "yes",

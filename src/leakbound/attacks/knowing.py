@@ -1,0 +1,57 @@
+"""What every attack gains from parts of the examples that the attacker has from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakbound.core import Observation, Reconstruction
+from leakbound.domains.known import KnownValues
+
+__all__ = ["with_known"]
+
+OTHER_LABEL = 1e9
+"""The cost of a pair whose labels differ, above any distance of known parts."""
+
+
+def with_known(observation: Observation, answer: Reconstruction) -> Reconstruction:
+    """The answer with the known parts put in, in the order of the observation's known values.
+
+    An attack that ignores the known parts answers in an order of its own. Each of its examples is
+    paired with the known values that are nearest to it, and with an equal label if labels are
+    known.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> batch = lb.Batch(torch.rand(1, 1, 2, 2), torch.tensor([0]))
+        >>> threat = lb.ThreatModel(known="region:top")
+        >>> result = lb.simulate(model, batch, attack=lb.attacks.MeanImage(), threat=threat)
+        >>> torch.equal(result.reconstruction[:, :, 0], batch.inputs[:, :, 0])
+        True
+    """
+    known = observation.known
+    if known is None or len(answer.inputs) < observation.examples:
+        return answer
+    order = _order(known, answer, observation.labels)
+    return replace(
+        answer,
+        inputs=known.filled(answer.inputs[order]),
+        labels=None if answer.labels is None else answer.labels[order],
+        agreement=None if answer.agreement is None else answer.agreement[order],
+    )
+
+
+def _order(known: KnownValues, answer: Reconstruction, labels: Tensor | None) -> Tensor:
+    """(N,) the answer's example that belongs to each known value."""
+    part = known.parts.part
+    values = known.values.to(answer.inputs)
+    costs = part.costs(values, known.parts.values(answer.inputs)).double()
+    if labels is not None and answer.labels is not None and labels.ndim == answer.labels.ndim == 1:
+        differ = labels.cpu()[:, None] != answer.labels.cpu()[None]
+        costs = costs.cpu() + OTHER_LABEL * differ.double()
+    places = linear_sum_assignment(costs.cpu().numpy())[1]
+    return torch.as_tensor(places, device=answer.inputs.device)
