@@ -216,7 +216,7 @@ def test_success_on_rows_is_what_a_simulated_codebook_reaches():
 
 def test_matches_of_rows():
     own = german()
-    found = row_matches(own.images, own.domain, 4)
+    found = row_matches(own.images, own.domain)(4)
     inputs = torch.tensor(own.images).float()
     blind = own.domain.blind(inputs)
     assert found.mean == (own.domain.distance(inputs, blind.expand_as(inputs)) <= 4).double().mean()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ class Examples:
         if self.images is None:
             return None
         if self.domain is not None:
-            return row_matches(self.images, self.domain, eta)
+            return self._row_matches(eta)
         return baseline_matches(self.images, eta)
 
     def prior(
@@ -171,15 +172,10 @@ class Examples:
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
         kind = name or SAMPLE
-        labels = self.labels if labels_known else None
         if kind == SAMPLE:
-            return PublicSample(
-                self.images,
-                labels,
-                sources=self.origins,
-                **self._measured,
-            )
+            return self._labeled if labels_known else self._sample
         if kind == THESE:
+            labels = self.labels if labels_known else None
             return TheseExamples(self.images, labels, **self._measured)
         vocabulary = None if self.domain is None else self.domain.vocabulary
         if vocabulary is not None and kind == BIGRAM:
@@ -218,7 +214,25 @@ class Examples:
         """Attacks that are counted on these examples, one per source; None without data."""
         if self.images is None:
             return None
-        return Attainable.of(PublicSample(self.images, sources=self.origins, **self._measured))
+        return Attainable.of(self._sample)
+
+    @cached_property
+    def _row_matches(self) -> Callable[[float], BaselineMatches]:
+        assert self.images is not None  # checked by the caller
+        assert self.domain is not None
+        return row_matches(self.images, self.domain)
+
+    @cached_property
+    def _sample(self) -> PublicSample:
+        """The examples as public ones; made once, because a sample keeps what it counted."""
+        assert self.images is not None  # checked by the callers
+        return PublicSample(self.images, sources=self.origins, **self._measured)
+
+    @cached_property
+    def _labeled(self) -> PublicSample:
+        """The same for an attacker who knows the labels."""
+        assert self.images is not None  # checked by the callers
+        return PublicSample(self.images, self.labels, sources=self.origins, **self._measured)
 
     @property
     def _measured(self) -> dict[str, Any]:

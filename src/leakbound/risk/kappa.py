@@ -6,6 +6,7 @@ attacker's success below it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,21 +88,32 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
 def row_matches(
     rows: ArrayLike,
     domain: Domain,
-    level: float,
-) -> BaselineMatches:
-    """Count what the domain's own prior-only baseline and the best of the first examples match.
+) -> Callable[[float], BaselineMatches]:
+    """What the domain's own prior-only baseline and the best of the first examples match, by level.
 
-    For rows (n, values) of a table or a series; `mean` is the share of the baseline.
+    For rows (n, values) of a table or a series; `mean` is the share of the baseline. Distances are
+    measured once for all levels.
     """
     flat = flat_images(rows)
     distance = distance_of(domain)
     public = torch.tensor(flat, dtype=domain.dtype).reshape(-1, *domain.shape)
     blind = domain.blind(public).flatten().double().numpy()
-    mean = float((distance.paired(np.broadcast_to(blind, flat.shape), flat) <= level).mean())
+    from_blind = distance.paired(np.broadcast_to(blind, flat.shape), flat)
     # Pairs of more rows take too long.
     few = flat[: record_priors.MOST]
-    reached = (distance.apart(few, few) <= level).sum(1).max() - 1
-    return BaselineMatches(len(flat), 0.0, 0.0, mean, float(reached) / max(1, len(few) - 1))
+    apart = distance.apart(few, few)
+
+    def at(level: float) -> BaselineMatches:
+        reached = (apart <= level).sum(1).max() - 1
+        return BaselineMatches(
+            len(flat),
+            0.0,
+            0.0,
+            float((from_blind <= level).mean()),
+            float(reached) / max(1, len(few) - 1),
+        )
+
+    return at
 
 
 def refuse_matched(matches: BaselineMatches, target: Target) -> None:
