@@ -156,3 +156,16 @@ def test_no_noise_helps_against_a_server_that_adds_it(file, capsys):
     assert call(*given, "--deployment", file(text), "--audience", "clients") == 0
     assert call(*given[:3], "--deployment", file(text)) == 2
     assert "--data" in capsys.readouterr().err
+
+
+def test_noise_for_a_gain_over_all_rounds(file, capsys):
+    """2 Phi(sqrt(4) / (2 s)) - 1 = 0.1 at s = 7.96."""
+    path = file(LOCAL)
+    given = ["calibrate", "--deployment", path, "--unit", "client", "--target"]
+    assert call(*given, "gain<=0.1") == 0
+    shown = capsys.readouterr().out
+    assert "noise multiplier 7.96" in shown
+    assert "for anyone, whatever they know" in shown
+    assert call(*given, "gain<=0.1 for sex") == 0
+    assert call(*given, "gain<=0.1", "--known", "sex") == 2
+    assert "changes nothing" in capsys.readouterr().err

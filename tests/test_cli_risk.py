@@ -465,3 +465,33 @@ def test_the_private_examples_themselves(capsys, digits):
     new, own = (parsed(capsys, *ask, "--prior", p)[0]["thresholds"][0] for p in ("sample", "these"))
     assert own["bound"] < new["bound"]
     assert own["verdict"] == "protected (these examples)"
+
+
+def test_calibrate_for_a_gain_needs_no_data(capsys):
+    found, _ = parsed(capsys, "calibrate", "--target", "gain<=0.1", "--steps", 4)
+    assert found["setting"]["noise_multiplier"] == pytest.approx(7.958, abs=1e-3)
+    assert found["gain"] <= 0.1
+    assert call("calibrate", "--target", "gain<=0.1", "--steps", 4, "--explain") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "gain <= 0.1: noise_multiplier = 7.95" in shown
+    assert "whatever they know already" in shown
+    assert "it does not say: the success itself" in shown
+
+
+def test_calibrate_for_the_gain_on_one_column(capsys):
+    what = ("calibrate", "--target", "gain<=0.1 for foreign_worker", "--data", "german")
+    assert call(*what) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "noise_multiplier = 3.979" in shown
+    assert "One fixed answer gives foreign_worker for 0.9" in shown
+    assert "This holds for foreign_worker of every person" in shown
+
+
+def test_calibrate_for_an_intruder_names_what_they_know(capsys):
+    known = ("--data", "german", "--known", "foreign_worker,personal_status_and_sex")
+    assert call("calibrate", "--target", "columns>=0.9 with probability<=0.2", *known) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "against an intruder who knows foreign_worker,personal_status_and_sex: protected" in shown
+    )
+    assert "95% confidence, foreign_worker,personal_status_and_sex known" in shown

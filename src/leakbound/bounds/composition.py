@@ -83,12 +83,13 @@ class Composed(RiskLaw):
         *,
         sampling_rate: float,
         steps: int,
-        log_kappa: float,
-    ) -> float:
-        """The same for single numbers on a wider grid: also an upper bound, cheaper, less tight."""
-        sigma = np.array([noise_multiplier], float)
-        blind = np.array([log_kappa], float)
-        return float(self._at(sigma, sampling_rate, steps, blind, rough=True)[0])
+        log_kappa: ArrayLike,
+    ) -> Any:
+        """The same for one training on a wider grid: also an upper bound, cheaper, less tight."""
+        blind = np.atleast_1d(np.asarray(log_kappa, float))
+        sigma = np.full(blind.shape, float(noise_multiplier))
+        found = self._at(sigma, sampling_rate, steps, blind, rough=True)
+        return one(found.reshape(np.shape(log_kappa)))
 
     @abstractmethod
     def _at(

@@ -39,10 +39,12 @@ __all__ = [
     "noise_for_gain",
 ]
 
-CELLS = 500
-"""Number of parts of each interval of prior successes; refined REFINED times."""
-REFINED = 2
-MOST_CELLS = 1_000_000
+CELLS = 64
+"""Number of intervals of prior successes at first; those that may hold the largest gain are split
+into PARTS until it is known to CLOSE, relative, or there are MOST_CELLS."""
+PARTS = 4
+CLOSE = 1e-5
+MOST_CELLS = 300_000
 CENTERS = 1000
 """Number of steps of the search for the center of a ball; every center is valid."""
 
@@ -145,25 +147,23 @@ def largest_gain(
         (0.3829, 0.31)
     """
     law = lift if callable(lift) else gaussian_lift(lift)
-    low = np.array([0.0])
-    high = np.array([most])
-    for _ in range(1 + REFINED):
-        part = np.linspace(0.0, 1.0, CELLS + 1)
-        ends = low[:, None] + (high - low)[:, None] * part
-        left = ends[:, :-1].ravel()
-        right = ends[:, 1:].ravel()
+    ends = np.linspace(0.0, most, CELLS + 1)
+    left = ends[:-1]
+    right = ends[1:]
+    while True:
         success = np.minimum(1.0, law(np.log(right)))
         # F rises: within a part F(q) - q is at most F(right) - left.
         above = success - left
         reached = success - right
         best = int(np.argmax(reached))
+        gain = float(above.max())
         near = above >= reached[best]
-        low = left[near]
-        high = right[near]
         # Where F(q) - q is flat, every part may hold the largest; the limit stands without more.
-        if len(low) * CELLS > MOST_CELLS:
-            break
-    return max(0.0, float(above.max())), float(right[best])
+        if gain - reached[best] <= CLOSE * gain or near.sum() * PARTS > MOST_CELLS:
+            return max(0.0, gain), float(right[best])
+        ends = np.linspace(left[near], right[near], PARTS + 1, axis=1)
+        left = ends[:, :-1].ravel()
+        right = ends[:, 1:].ravel()
 
 
 def attribute_success(

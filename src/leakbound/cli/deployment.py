@@ -12,9 +12,12 @@ from rich.table import Table
 from leakbound._util.formats import BELOW, format_lower, format_upper
 from leakbound._util.groups import grouped
 from leakbound.bounds.law import probability
+from leakbound.bounds.record_priors import Baseline
 from leakbound.cli import options, risk
 from leakbound.cli.shared import check_files, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
+from leakbound.risk.attackers import goal_of_intruder, refuse_model
+from leakbound.risk.calibrate import refuse_given
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL, noise_of
@@ -22,7 +25,7 @@ from leakbound.risk.deployment.mistakes import CLEAR
 from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
 from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED
-from leakbound.risk.target import Target
+from leakbound.risk.target import GainTarget, Target
 
 if TYPE_CHECKING:
     from leakbound.risk.deployment import Deployment, Mistake
@@ -89,8 +92,6 @@ def calibration(command: options.Calibrate) -> int:
     if command.deployment is None:
         return risk.calibration(command)
     deployment, mistakes = file.read(command.deployment)
-    if command.data is None:
-        raise ValueError("data is not given; give public examples like the clients' with --data")
     one = command.steps == command.sampling_rate == command.people == 1
     if command.solve != "noise_multiplier" or not one:
         raise ValueError(
@@ -98,18 +99,13 @@ def calibration(command: options.Calibrate) -> int:
             "names its rounds, participation and record.people, and its noise multiplier is found"
         )
     with errors.status("calibrating ..."):
-        examples = risk.examples_of(command)
-        width = width_of(command.input_range)
-        target = Target.parse(
-            command.target,
-            input_range=width,
-            domain=examples.domain,
-        )
-        prior = examples.prior(command.prior, labels_known=command.labels_known)
-        if prior is None:
-            raise ValueError("prior is sphere, under which nothing is protected; leave it out")
+        target, prior = _goal(command)
         calibrated = least_noise(
-            deployment, target, prior, audiences=command.audience, unit=command.unit
+            deployment,
+            target,
+            prior,
+            audiences=command.audience,
+            unit=command.unit,
         )
         rows = state(
             calibrated,
@@ -122,7 +118,7 @@ def calibration(command: options.Calibrate) -> int:
         "unit": unit,
         "audience": list(command.audience),
         "noise_multiplier": calibrated.noise.multiplier,
-        "prior": prior.name,
+        "prior": None if prior is None else prior.name,
         "rows": [row.plain() for row in rows],
         "mistakes": mistakes,
     }
@@ -131,10 +127,41 @@ def calibration(command: options.Calibrate) -> int:
         return 0
     multiplier = format_upper(calibrated.noise.multiplier or 0.0, 5)
     console.print(f"{escape(str(target))}, of {OF[unit]}, against {', '.join(command.audience)}:")
-    console.print(f"[bold]noise multiplier {multiplier}[/bold] (prior: {escape(prior.name)})")
+    rests = "for anyone, whatever they know" if prior is None else f"prior: {escape(prior.name)}"
+    console.print(f"[bold]noise multiplier {multiplier}[/bold] ({rests})")
     _mistakes(mistakes)
     console.print(_table(rows, None))
     return 0
+
+
+def _goal(command: options.Calibrate) -> tuple[Target | GainTarget, Baseline | None]:
+    """The target, and the prior of the examples; a gain needs none."""
+    gain = GainTarget.parse(command.target)
+    if command.radius != 1:
+        raise ValueError(f"radius is {command.radius:g}, and a deployment takes 1; leave it out")
+    if gain is not None:
+        given = {"data": command.data, "prior": command.prior, "known": command.known}
+        refuse_given(given, gain)
+        return gain, None
+    if command.data is None:
+        raise ValueError("data is not given; give public examples like the clients' with --data")
+    examples = risk.examples_of(command)
+    width = width_of(command.input_range)
+    if command.known is not None:
+        refuse_model(command.known, command.prior)
+        target, _, knows = goal_of_intruder(
+            examples,
+            command.known,
+            command.target,
+            labels_known=command.labels_known,
+            input_width=width,
+        )
+        return target, knows
+    target = Target.parse(command.target, input_range=width, domain=examples.domain)
+    prior = examples.prior(command.prior, labels_known=command.labels_known)
+    if prior is None:
+        raise ValueError("prior is sphere, under which nothing is protected; leave it out")
+    return target, prior
 
 
 def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...], Path]:

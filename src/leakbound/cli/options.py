@@ -436,6 +436,11 @@ class TrainingOptions:
     protected."""
     labels_known: bool = False
     """The attacker knows the label. They choose a candidate per class."""
+    known: Annotated[str | None, Option("PARTS")] = None
+    """What an intruder knows of the example. Names of columns (birth_date,sex,zip), region:top or
+    region:0-13,0-27 of images, channels:0,2 or past:24 of series, prefix:10 of text. `bound` shows
+    what the training adds for a stranger, for the intruder, and for anyone; in `calibrate` the
+    target counts the unknown part."""
     input_range: Range = (0.0, 1.0)
     """Range of the inputs."""
     delta: float = 1e-5
@@ -492,10 +497,6 @@ class BoundOptions(TrainingOptions):
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
-    known: Annotated[str | None, Option("PARTS")] = None
-    """What an intruder knows of the example. Names of columns (birth_date,sex,zip), region:top or
-    region:0-13,0-27 of images, channels:0,2 or past:24 of series, prefix:10 of text. Shows what
-    the training adds for a stranger, for the intruder, and for anyone."""
     out: Directory = None
     """Write bound.json and a plot to this folder."""
 
@@ -505,6 +506,7 @@ class Calibrate(TrainingOptions):
     """Find the noise, clip norm, steps or sampling rate for a risk that you accept.
 
     leakbound calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k
+    leakbound calibrate --target "gain<=0.1"
     """
 
     GROUPS: ClassVar = {
@@ -512,14 +514,17 @@ class Calibrate(TrainingOptions):
         "Federated training": "deployment audience unit",
         "Training": "steps sampling_rate people participation noise_multiplier noise_std clip_norm",
         "Data": _DATA,
-        "Risk": "prior labels_known",
+        "Risk": "prior labels_known known radius",
         "Output": "explain delta json",
     }
-    RARE: ClassVar = "schema dim norm size channels exclude delta audience unit labels_known"
+    RARE: ClassVar = (
+        "schema dim norm size channels exclude input_range delta audience unit labels_known radius"
+    )
 
     target: Annotated[str, Option("TARGET")]
     """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."
-    instead; for tables "columns>=0.9 with ..."."""
+    instead; for tables "columns>=0.9 with ...". "gain<=0.1" is what the training adds for anyone,
+    whatever they know; "gain<=0.1 for diagnosis" for one column."""
     solve: Annotated[
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"
@@ -539,6 +544,8 @@ class Calibrate(TrainingOptions):
     """Noise standard deviation on the sum. Needed with --solve clip_norm."""
     clip_norm: float = 1.0
     """Bound on an example's gradient norm."""
+    radius: float = 1.0
+    """For "gain ... for COLUMN": of a ball that holds the gradients of its values / clip norm."""
 
 
 @dataclass(frozen=True)

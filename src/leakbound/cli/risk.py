@@ -28,7 +28,7 @@ from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
-from leakbound.risk.attackers import AttackerRow, three_attackers
+from leakbound.risk.attackers import AttackerRow, refuse_model, three_attackers
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
     MOST_STEPS,
@@ -39,7 +39,8 @@ from leakbound.risk.corridor import (
     epsilon,
     examples_words,
 )
-from leakbound.risk.examples import SAMPLE, Examples, listed, width_of
+from leakbound.risk.examples import Examples, listed, width_of
+from leakbound.risk.gain import GainCalibration
 from leakbound.risk.statement import UNINFORMED, of_membership
 from leakbound.risk.target import Target
 
@@ -90,11 +91,7 @@ def _attackers(
     """Stranger, intruder and anyone at the middle threshold, if known parts are named."""
     if command.known is None:
         return []
-    if command.prior not in (None, SAMPLE):
-        raise ValueError(
-            f"known is {command.known!r}, which is counted on public examples without a model, but "
-            f"prior is {command.prior!r}; leave prior out"
-        )
+    refuse_model(command.known, command.prior)
     with errors.status("completing examples without the update ..."):
         return list(
             three_attackers(
@@ -148,6 +145,8 @@ def calibration(command: options.Calibrate) -> int:
         calibrated = calibrate(command.target, **settings)
     if command.json:
         print(as_json(calibrated.plain()))
+    elif isinstance(calibrated, GainCalibration):
+        _show_gain(calibrated, explain=command.explain)
     else:
         _show_calibration(calibrated, explain=command.explain)
     return 0
@@ -309,6 +308,8 @@ def _show_calibration(calibration: Calibration, *, explain: bool) -> None:
         f"{escape(str(calibration.target))}: [bold]{calibration.solved} = {answer:.6g}[/bold]"
     )
     console.print(_setting_line(edges, private, calibration.delta, calibration.source))
+    if calibration.known is not None:
+        console.print(f"The target counts what is unknown beside {safe(calibration.known)}.")
     console.print(_calibrated(calibration))
     if calibration.solved == "steps" and calibration.setting.steps == MOST_STEPS:
         console.print(f"more than {MOST_STEPS} steps were not tried")
@@ -325,11 +326,48 @@ def _show_calibration(calibration: Calibration, *, explain: bool) -> None:
         words = sentences.rare(alone, edges.prior.n, names)
         console.print(f"at {calibration.target.goal}, {words}")
     _show_prior(calibration.prior)
-    console.print(
-        f"verdict of `leakbound bound` on this answer: [bold]{calibration.verdict}[/bold]"
-    )
+    judged = "of `leakbound bound` on this answer"
+    if calibration.known is not None:
+        judged = f"against an intruder who knows {safe(calibration.known)}"
+    console.print(f"verdict {judged}: [bold]{calibration.verdict}[/bold]")
     _show_membership(private, calibration.delta, calibration.verdict)
     _show_scopes(edges, calibration.prior, explain=explain)
+
+
+def _show_gain(found: GainCalibration, *, explain: bool) -> None:
+    setting = found.setting
+    answer = {**asdict(setting), "clip_norm": found.clip_norm}[found.solved]
+    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
+    private = "infinite" if math.isinf(found.epsilon) else f"{found.epsilon:.4g}"
+    console.print(
+        f"noise multiplier {setting.noise_multiplier:.6g}, {plural(setting.steps, 'step')} at rate "
+        f"{setting.sampling_rate:g} ({setting.participation} participation), clip norm "
+        f"{found.clip_norm:.6g}: epsilon {private} at delta {found.delta:g}"
+    )
+    console.print(_rises(found.rises))
+    goal = "any goal, any data and"
+    if found.target.column is not None:
+        goal = f"{found.target.column} of every person, and"
+    if found.share is not None:
+        console.print(
+            f"One fixed answer gives {safe(found.target.column or '')} for "
+            f"{format_lower(found.share)} of people or more ({CONFIDENCE:.0%} confidence)."
+        )
+    console.print(
+        f"The training adds at most {format_upper(found.gain, 4)}, and the most at a success of "
+        f"{found.place:.2g}. This holds for {escape(goal)} any attacker, whatever they know "
+        "already."
+    )
+    if explain:
+        _show_scope("gain", found.scope)
+
+
+def _rises(rises: Sequence[tuple[float, float]]) -> Table:
+    """What a success without the training becomes with it."""
+    shown = table(right=("without the training", "with it, at most", "adds at most"))
+    for without, success in rises:
+        shown.add_row(f"{without:.3g}", format_upper(success), format_upper(success - without))
+    return shown
 
 
 def _calibrated(calibration: Calibration) -> Table:
@@ -347,7 +385,7 @@ def _calibrated(calibration: Calibration) -> Table:
         )
         shown.add_row(f"examples that {typical} matches", share)
         shown.add_row("examples that one other example matches", format_percent(blind.example))
-    if calibration.examples is not None:
+    if calibration.examples is not None and calibration.known is None:
         noise = calibration.identification_noise
         less = calibration.less_noise
         against = "none meets the target" if noise is None else f"{noise:.6g}"
@@ -361,9 +399,12 @@ def _show_public(calibration: Calibration) -> None:
     """What the answer rests on without a model: how many public examples."""
     if (public := calibration.public) is None:
         return
+    candidate = "one candidate"
+    if calibration.known is not None:
+        candidate = "the best answers to what the intruder knows"
     console.print(
         f"public examples: {public['needed']} are needed for this probability at least; here are "
-        f"{public['examples']}, of which one candidate may match {public['largest_ball']}. The "
+        f"{public['examples']}, of which {candidate} may match {public['largest_ball']}. The "
         f"answer holds with {public['confidence']:.0%} confidence and no model of the data, if "
         "private examples are drawn like them (at most "
         f"{format_lower(public['density_margin'])} times as densely)."

@@ -5,9 +5,10 @@ from leakbound.assess.success import RiskSpec
 from leakbound.risk.attackers import AttackerRow, three_attackers
 from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor
+from leakbound.risk.gain import GainCalibration, calibrate_gain, fixed_answer
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
 from leakbound.risk.release_bounds import ReleaseBounds
-from leakbound.risk.target import Target
+from leakbound.risk.target import GainTarget, Target
 
 __all__ = [
     "AttackerRow",
@@ -15,13 +16,17 @@ __all__ = [
     "Calibration",
     "Corridor",
     "ErrorBoundSpec",
+    "GainCalibration",
+    "GainTarget",
     "ReleaseBounds",
     "RiskSpec",
     "Target",
     "TrainingSetting",
     "baseline_matches",
     "calibrate",
+    "calibrate_gain",
     "calibrate_setting",
     "corridor",
+    "fixed_answer",
     "three_attackers",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,9 +15,10 @@ from leakbound.assess.criterion import Criterion, distance_of
 from leakbound.assess.imputers import Completion, prior_of_intruder
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.knowledge import informed, largest_gain
-from leakbound.domains.known import Known
+from leakbound.domains.known import Known, known_parts
 from leakbound.risk.corridor import TrainingSetting, success_bound
-from leakbound.risk.examples import Examples
+from leakbound.risk.examples import SAMPLE, Examples
+from leakbound.risk.target import Target
 
 Who = Literal["stranger", "intruder", "anyone"]
 
@@ -88,22 +89,12 @@ def three_attackers(
         >>> [row.attacker for row in rows], round(rows[2].gain, 3)
         (['stranger', 'intruder', 'anyone'], 0.383)
     """
-    if examples.images is None or examples.form is None:
-        raise ValueError(f"known is {known!r}, but there are no data; give --data")
-    domain = examples.form
+    parts, knows = intruder(examples, known, labels_known=labels_known)
     lift = partial(success_bound, setting)
-    whole = Criterion.of(domain, psnr=psnr, share=share)
-    rest = Criterion.of(domain, psnr=psnr, share=share, known=known)
-    parts = rest.known
-    assert parts is not None  # `known` names some, or it was refused
+    whole = Criterion.of(parts.domain, psnr=psnr, share=share)
+    rest = Criterion.of(parts.domain, psnr=psnr, share=share, known=known)
     stranger = examples.prior(labels_known=labels_known)
     assert isinstance(stranger, PublicSample)  # the default prior of data
-    knows = informed(
-        stranger,
-        np.flatnonzero(parts.places.numpy()).tolist(),
-        distance=distance_of(parts.rest),
-        words=known,
-    )
     completion = _best_completion(examples, parts, rest, stranger, say)
     gain, _ = largest_gain(lift)
     return (
@@ -111,6 +102,71 @@ def three_attackers(
         _bounded("intruder", known, rest, knows, lift, completion),
         AttackerRow("anyone", "anything", "any goal", None, None, gain),
     )
+
+
+def intruder(
+    examples: Examples, known: str, *, labels_known: bool = False
+) -> tuple[Known, PublicSample]:
+    """The parts that an intruder knows, and the prior of the unknown ones (`informed`).
+
+    Raises:
+        ValueError: the examples have no data, or `known` names no part of them.
+    """
+    if examples.form is None:
+        raise ValueError(f"known is {known!r}, but there are no data; give --data")
+    parts = known_parts(examples.form, known)
+    stranger = examples.prior(labels_known=labels_known)
+    assert isinstance(stranger, PublicSample)  # the default prior of data
+    places = np.flatnonzero(parts.places.numpy()).tolist()
+    return parts, informed(stranger, places, distance=distance_of(parts.rest), words=known)
+
+
+def refuse_model(known: str, prior: str | None) -> None:
+    """Reject a model of the data beside known parts."""
+    if prior not in (None, SAMPLE):
+        raise ValueError(
+            f"known is {known!r}, which is counted on public examples without a model, but prior "
+            f"is {prior!r}; leave prior out"
+        )
+
+
+def goal_of_intruder(
+    examples: Examples,
+    known: str,
+    target: Target | str,
+    *,
+    labels_known: bool = False,
+    input_width: float = 1.0,
+) -> tuple[Target, Examples, PublicSample]:
+    """A target over the unknown part, the examples' unknown parts, and the intruder's prior.
+
+    Raises:
+        ValueError: as `intruder`; or the intruder may meet the target without the update.
+    """
+    parts, _ = intruder(examples, known)
+    domain = None if parts.rest.distance_is_rmse else parts.rest
+    if isinstance(target, str):
+        target = Target.parse(target, input_range=input_width, domain=domain)
+    examples = examples.without_constants(target)
+    parts, prior = intruder(examples, known, labels_known=labels_known)
+    limit = float(np.exp(prior.log_kappa(target.eta, parts=2)))
+    if limit >= target.gamma:
+        raise ValueError(
+            f"target is {target} for an intruder who knows {known}, but without any update they "
+            f"may succeed with probability {limit:.3g}: of {prior.n} public examples, the best "
+            f"answer for each value of what they know may match {prior.largest(target.eta)}. No "
+            "noise brings that lower: let the intruder know less, accept a larger probability, or "
+            'bound what the training adds (--target "gain<=0.1")'
+        )
+    assert examples.images is not None  # `intruder` needs them
+    unknown = replace(
+        examples,
+        dim=prior.dim,
+        images=examples.images[:, ~parts.places.numpy()],
+        domain=domain,
+        form=parts.rest,
+    )
+    return target, unknown, prior
 
 
 def _best_completion(

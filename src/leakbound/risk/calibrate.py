@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.formats import format_lower, format_upper, format_upper_log, rounded
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
-from leakbound.bounds.law import positive, probability
 from leakbound.bounds.record_priors import Baseline
-from leakbound.bounds.roots import FAR, edge
 from leakbound.report.template import Presented
+from leakbound.risk.attackers import goal_of_intruder, refuse_model
 from leakbound.risk.corridor import (
     MOST_STEPS,
     Corridor,
@@ -34,23 +33,23 @@ from leakbound.risk.corridor import (
     upper_bound,
 )
 from leakbound.risk.examples import Examples, width_of
+from leakbound.risk.gain import GainCalibration, calibrate_gain, fixed_answer
 from leakbound.risk.kappa import BaselineMatches, refuse_matched
-from leakbound.risk.target import Target
+from leakbound.risk.solve import (
+    DIGITS,
+    NEAR,
+    Solve,
+    SolvedSetting,
+    check_solved,
+    finished,
+    solved_for,
+)
+from leakbound.risk.target import GainTarget, Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leakbound.defenses import Chain
-
-Excess = Callable[..., float]
-Solve = Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"]
-SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
-
 UNIFORM = "direction uniform on a sphere"
-DIGITS = 5
-"""Significant digits of a result, rounded to the safe side."""
-NEAR = 5e-5
-"""Relative tolerance of a search."""
 LEAST = 1e-12
 """Smallest probability that a target may accept: no prior is known to a higher precision."""
 KAPPA_ERROR = 1e-8
@@ -59,15 +58,11 @@ GAMMA_ERROR = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration(Presented):
+class Calibration(SolvedSetting, Presented):
     """A setting whose upper bound meets a target, and what it means.
 
     Attributes:
         target: the requested risk.
-        solved: the name of the quantity that was solved for.
-        setting: the whole setting, including the result.
-        clip_norm: bound on the gradient norm per example.
-        epsilon, delta: the setting as differential privacy (add or remove one example).
         corridor: attained success and upper bound at the target's eta, with prior and attacks.
         prior: the examples for which the upper bound holds.
         matches: what the prior-only baselines match in the data, if data were given.
@@ -79,14 +74,10 @@ class Calibration(Presented):
         input_width: width of the input range.
         rare: how many public rows of a table no candidate matches together with another row, and
             names of some; None for other data.
+        known: the parts of an example that the attacker knows, of which the target counts none.
     """
 
     target: Target
-    solved: Solve
-    setting: TrainingSetting
-    clip_norm: float
-    epsilon: float
-    delta: float
     corridor: Corridor
     prior: str
     matches: BaselineMatches | None = None
@@ -96,22 +87,13 @@ class Calibration(Presented):
     left_out: tuple[str, ...] = ()
     input_width: float = 1.0
     rare: tuple[int, tuple[str, ...]] | None = None
+    known: str | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The verdict of `corridor` on this result; never "protected" for a uniform direction."""
         share = None if self.matches is None else self.matches.most
         return self.corridor.verdict(0, self.target.gamma, share)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise standard deviation / clip norm."""
-        return self.setting.noise_multiplier
-
-    @property
-    def noise_std(self) -> float:
-        """Noise standard deviation on the sum of clipped gradients, gradient units."""
-        return self.setting.noise_multiplier * self.clip_norm
 
     @property
     def less_noise(self) -> float | None:
@@ -168,6 +150,7 @@ class Calibration(Presented):
             "epsilon": finite(self.epsilon),
             "delta": self.delta,
             "prior": self.prior,
+            "known": self.known,
             "verdict": self.verdict,
             "attained": float(edges.attained[0]),
             "bound": float(edges.bound[0]),
@@ -182,32 +165,6 @@ class Calibration(Presented):
             "attained_scope": asdict(edges.attained_scope),
             "bound_scope": asdict(edges.bound_scope),
         }
-
-    def defense(self) -> Chain:
-        """DP-SGD with this clip norm and noise, ready for `audit` and `send`.
-
-        `DpSgd` divides by the number of examples in its batch, so this number counts as public.
-
-        Raises:
-            ValueError: no noise is needed, so there is none to add.
-            NotApplicable: hidden participation in sampled steps, which this number would reveal.
-        """
-        if self.noise_multiplier == 0:
-            raise ValueError(
-                "noise_multiplier is 0: the example is sampled so rarely that the target needs no "
-                "noise; give a larger sampling_rate, more steps or a smaller probability"
-            )
-        from leakbound.core import NotApplicable
-        from leakbound.defenses import DpSgd
-
-        if self.setting.participation == "hidden" and self.setting.sampling_rate < 1:
-            raise NotApplicable(
-                "participation is 'hidden', and DpSgd divides by the number of examples in the "
-                "batch: the level of its noise reveals that number, and so who takes part; use "
-                "leakbound.opacus.RiskEngine, which divides by a constant, or calibrate with "
-                "participation='visible'"
-            )
-        return DpSgd(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
 
     def _figure(self) -> Figure:
         from leakbound.report import figures
@@ -303,21 +260,29 @@ def calibrate_setting(
             f"target is {target}; no statement about data has such a precision: accept a "
             f"probability of at least {LEAST:g}"
         )
-    check.one_of(SOLVES, solve=solve)
-    positive("clip_norm", clip_norm)
-    probability("delta", delta)
-    positive("noise_std", 1.0 if noise_std is None else noise_std)
-    if (noise_std is None) == (solve == "clip_norm"):
-        raise ValueError("noise_std: give it if the clip norm is solved for, and only then")
+    check_solved(solve, clip_norm=clip_norm, noise_std=noise_std, delta=delta)
     blind = _log_baseline(target, setting, prior, matches)
     # The bound's own error moves to the unsafe side, so the target is that much stricter.
     gamma = target.gamma / (1 + 2 * GAMMA_ERROR)
-    solved = _solved(solve, setting.of_person, blind, gamma)
+
+    def over(tried: TrainingSetting, rough: bool) -> float:
+        bound = float(success_bound(tried, blind, rough=rough))
+        # Its error moves to the unsafe side. Python's logarithm of 0 is an error.
+        return math.log(max(bound, 1e-300)) + GAMMA_ERROR - math.log(gamma)
+
+    def first(name: str, known: Mapping[str, Any]) -> float:
+        law = composition.visible
+        inverses: dict[str, Callable[..., Any]] = {
+            "noise_multiplier": law.noise_for,
+            "sampling_rate": law.rate_for,
+            "steps": law.steps_for,
+        }
+        return float(inverses[name](gamma, log_kappa=blind, **known))
+
+    solved = solved_for(solve, setting.of_person, over, first)
     if isinstance(prior, PublicSample):
         solved = _sharpened(prior, solve, solved, target.eta, gamma)
-    solved = _of_examples(solve, solved, setting)
-    if noise_std is not None:
-        solved, clip_norm = _clipped(solved, noise_std)
+    solved, clip_norm = finished(solve, solved, setting, clip_norm=clip_norm, noise_std=noise_std)
     return Calibration(
         target=target,
         solved=solve,
@@ -335,7 +300,7 @@ def calibrate_setting(
 
 
 def calibrate(
-    target: Target | str,
+    target: Target | GainTarget | str,
     *,
     data: str | None = None,
     dim: int | None = None,
@@ -351,16 +316,21 @@ def calibrate(
     delta: float = 1e-5,
     prior: str | None = None,
     labels_known: bool = False,
+    known: str | None = None,
+    radius: float = 1.0,
     size: int | None = None,
     channels: int | None = None,
     schema: str | Path | None = None,
     exclude: Sequence[str] = (),
     input_range: tuple[float, float] = (0.0, 1.0),
-) -> Calibration:
+) -> Calibration | GainCalibration:
     """The noise, clip norm, steps or sampling rate at which DP-SGD meets an accepted risk.
 
     Args:
-        target: such as "psnr>=30 with probability<=0.001", for tables "columns>=0.9 with ...".
+        target: such as "psnr>=30 with probability<=0.001", for tables "columns>=0.9 with ...". Or
+            "gain<=0.1": what the training adds to the success of anyone, whatever they know; it
+            needs no data. Or "gain<=0.1 for diagnosis", one column of a table whose other columns
+            are known; "the label" in place of a column.
         data: a data source (`leakbound list`) of examples of the same kind, or
         dim: number of values of one example, and
         norm: the smallest norm of an example, or the smallest and the largest, and prior="sphere".
@@ -379,6 +349,10 @@ def calibrate(
             the data; their result is at best called protected under a model. "sphere" needs no
             data and knows nothing about them; its result is never called protected.
         labels_known: whether the attacker knows the label, and so chooses candidates by class.
+        known: parts that an intruder knows, as `domains.known_parts` reads them; the target then
+            counts the unknown part.
+        radius: for a column: of a ball that holds the gradients of its values / clip norm; 1 for
+            any model.
         size: the size to which images are resized.
         channels: the number of channels to which images are converted.
         schema: the file of a table's schema; by default the one of its name that ends in .toml.
@@ -386,7 +360,7 @@ def calibrate(
         input_range: lowest and highest value of an input.
 
     Returns:
-        The result; `.defense()` returns it as DP-SGD, ready to use.
+        The result; `.defense()` returns it as DP-SGD, ready to use. A `GainCalibration` for a gain.
 
     Raises:
         ValueError: nothing meets the target, with the reason; or arguments do not fit together, or
@@ -410,34 +384,59 @@ def calibrate(
         )
     if noise_multiplier is not None and math.isinf(noise_multiplier):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
-    examples = Examples.of(
+    given = TrainingSetting(
+        1.0 if noise_multiplier is None else noise_multiplier,
+        1 if dim is None else dim,
+        steps=steps,
+        sampling_rate=sampling_rate,
+        participation=participation,
+        people=people,
+    )
+    whole = partial(
+        Examples.of,
         data,
-        dim=dim,
-        norm=norm,
         size=size,
         channels=channels,
         schema=schema,
         exclude=exclude,
         input_range=input_range,
     )
-    width = width_of(input_range)
-    if isinstance(target, str):
-        target = Target.parse(
-            target,
-            input_range=width,
-            domain=examples.domain,
+    gain = GainTarget.parse(target) if isinstance(target, str) else target
+    if isinstance(gain, GainTarget):
+        unused: dict[str, Any] = {"dim": dim, "norm": norm, "prior": prior, "known": known}
+        unused["labels_known"] = labels_known or None
+        if gain.column is None:
+            unused |= {"data": data, "radius": None if radius == 1 else radius}
+        refuse_given(unused, gain)
+        share = None
+        if gain.column is not None and data is not None:
+            share = fixed_answer(whole(), gain.column)
+        return calibrate_gain(
+            gain,
+            given,
+            solve=solve,
+            clip_norm=clip_norm,
+            noise_std=noise_std,
+            delta=delta,
+            share=share,
+            radius=radius,
         )
-    examples = examples.without_constants(target)
-    basis = examples.prior(prior, labels_known=labels_known)
-    setting = TrainingSetting(
-        1.0 if noise_multiplier is None else noise_multiplier,
-        examples.dim,
-        examples.norms[0],
-        steps,
-        sampling_rate,
-        participation,
-        people=people,
-    )
+    assert not isinstance(target, GainTarget)  # it was returned
+    refuse_given({"radius": None if radius == 1 else radius}, target)
+    examples = whole(dim=dim, norm=norm)
+    width = width_of(input_range)
+    basis: Baseline | None
+    if known is None:
+        if isinstance(target, str):
+            target = Target.parse(target, input_range=width, domain=examples.domain)
+        examples = examples.without_constants(target)
+        basis = examples.prior(prior, labels_known=labels_known)
+    else:
+        refuse_model(known, prior)
+        target, examples, basis = goal_of_intruder(
+            examples, known, target, labels_known=labels_known, input_width=width
+        )
+    setting = replace(given, dim=examples.dim, norm=examples.norms[0])
     result = calibrate_setting(
         target,
         setting,
@@ -451,124 +450,23 @@ def calibrate(
         examples=examples.count,
         attacks=examples.attacks(),
     )
-    rare = examples.rare(basis, target.eta)
+    rare = None if known else examples.rare(basis, target.eta)
     return replace(
         result,
         source=examples.source,
         left_out=examples.left_out,
         rare=rare,
+        known=known,
     )
 
 
-def _solved(
-    solve: Solve,
-    setting: TrainingSetting,
-    blind: float,
-    gamma: float,
-) -> TrainingSetting:
-    """The setting with the result in it, rounded to the safe side and checked."""
-    # The clip norm follows from the noise multiplier.
-    name = "noise_multiplier" if solve == "clip_norm" else solve
-    names = ("noise_multiplier", "sampling_rate", "steps")
-    known: dict[str, Any] = {n: getattr(setting, n) for n in names if n != name}
-
-    def solved(value: Any) -> TrainingSetting:
-        return replace(setting, **{name: value})
-
-    def excess(value: float, rough: bool = False) -> float:
-        """Above 0 if the upper bound misses gamma; on a wider grid if rough."""
-        tried = int(value) if name == "steps" else value
-        tried = min(1.0, tried) if name == "sampling_rate" else tried
-        bound = float(success_bound(solved(tried), blind, rough=rough))
-        # Its error moves to the unsafe side. Python's logarithm of 0 is an error.
-        return math.log(max(bound, 1e-300)) + GAMMA_ERROR - math.log(gamma)
-
-    law = composition.visible
-    inverses: dict[str, Callable[..., Any]] = {
-        "noise_multiplier": law.noise_for,
-        "sampling_rate": law.rate_for,
-        "steps": law.steps_for,
-    }
-    start = float(inverses[name](gamma, log_kappa=blind, **known))
-    # For one step, and at a rate of 1, hidden steps are visible ones.
-    hidden = (
-        setting.participation == "hidden"
-        and known.get("sampling_rate", 0) < 1
-        and known.get("steps", 2) > 1
-    )
-    if name == "steps":
-        return solved(_steps(excess, start, hidden, setting.noise_multiplier))
-    more_is_safe = name == "noise_multiplier"
-    # No noise is needed, and 0 has no logarithm for the search below.
-    if more_is_safe and start == 0:
-        return solved(0.0)
-
-    def safe(value: float) -> float:
-        return rounded(
-            value if more_is_safe else min(1.0, value),
-            DIGITS,
-            up=more_is_safe,
-        )
-
-    way = 1 if more_is_safe else -1
-    if hidden:
-        start = _sharper(excess, start, -way, safe)
-    value = safe(start)
-    # Only rounded values are tried, the nearest first: the result was evaluated.
-    step = way * 10.0 ** (1 - DIGITS)
-    while excess(value) > 0:
-        value = safe(value * (1 + step))
-        step = 2 * step
-    return solved(value)
-
-
-def _steps(
-    excess: Excess,
-    start: float,
-    hidden: bool,
-    noise: float,
-) -> int:
-    """The most steps that meet the target, from the result for visible ones."""
-    steps = max(1, int(start))
-    if hidden:
-        steps = min(MOST_STEPS, math.floor(_sharper(excess, steps, 1, math.floor)))
-    while steps > 1 and excess(steps) > 0:
-        # By a thousandth, because one evaluation takes up to some tenths of a second.
-        steps -= max(1, steps // 1000)
-    more = max(1, steps // 20000)
-    # The search stops up to 0.005 % short of the edge: go on while it holds.
-    while steps + more <= MOST_STEPS and excess(steps + more) <= 0:
-        steps += more
-    if excess(steps) > 0:
-        raise ValueError(
-            f"noise_multiplier is {noise:g}: not one step meets the target; give more noise or a "
-            "lower sampling_rate"
-        )
-    return steps
-
-
-def _of_examples(
-    solve: Solve,
-    solved: TrainingSetting,
-    setting: TrainingSetting,
-) -> TrainingSetting:
-    """From a training of persons with one example back to persons with several."""
-    if setting.people == 1:
-        return solved
-    if solve in ("noise_multiplier", "clip_norm"):
-        # The examples of one person together move the sum by `people` clip norms.
-        noise = rounded(
-            setting.people * solved.noise_multiplier,
-            DIGITS,
-            up=True,
-        )
-        return replace(setting, noise_multiplier=noise)
-    if solve == "steps":
-        return replace(setting, steps=solved.steps)
-    rate = solved.sampling_rate
-    # A person takes part if any of the examples does: rate = 1 - (1 - own)^people.
-    own = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
-    return replace(setting, sampling_rate=rounded(own, DIGITS, up=False))
+def refuse_given(given: Mapping[str, Any], target: object) -> None:
+    """Reject arguments that change nothing for this target: they would mislead."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is {value!r}, which changes nothing for {target}; leave it out"
+            )
 
 
 def _sharpened(
@@ -609,36 +507,6 @@ def _sharpened(
     return solved
 
 
-def _sharper(
-    excess: Excess,
-    start: float,
-    sign: int,
-    turned: Callable[[float], float],
-) -> float:
-    """Go from the result for visible steps, which holds, to the edge for hidden ones.
-
-    It uses few evaluations, as each takes up to some tenths of a second. It evaluates rounded
-    values only, so that the final result is among them.
-    """
-    limit = math.log(MOST_STEPS)
-
-    def at(place: float, rough: bool = False) -> float:
-        value = math.exp(min(place, limit))
-        return excess(value, True) if rough else excess(turned(value))
-
-    fine = math.log(start)
-    most = limit - fine if sign > 0 else FAR
-    place = edge(
-        at,
-        fine,
-        sign,
-        near=NEAR,
-        rough=lambda place: at(place, True),
-        most=most,
-    )
-    return MOST_STEPS if place >= limit else math.exp(place)
-
-
 def _log_baseline(
     target: Target,
     setting: TrainingSetting,
@@ -674,21 +542,6 @@ def _log_baseline(
             f"that lower: no noise helps; {target.harder} or accept a larger probability"
         )
     return blind
-
-
-def _clipped(
-    solved: TrainingSetting,
-    noise_std: float,
-) -> tuple[TrainingSetting, float]:
-    """The highest clip norm with that noise on the sum, and the resulting multiplier."""
-    if solved.noise_multiplier == 0:
-        raise ValueError(
-            "clip_norm: any value meets the target, even without noise, because the example is "
-            "sampled so rarely; give a larger sampling_rate, more steps or a smaller probability"
-        )
-    # Rounding down is safe: a lower clip norm under the same noise is a higher multiplier.
-    clip = rounded(noise_std / solved.noise_multiplier, DIGITS, up=False)
-    return replace(solved, noise_multiplier=noise_std / clip), clip
 
 
 def _name(prior: Baseline | None) -> str:

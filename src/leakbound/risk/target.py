@@ -1,4 +1,6 @@
-"""An accepted risk as text: "psnr>=20 with probability<=0.001" or "columns>=0.9 with ..."."""
+"""An accepted risk as text: "psnr>=20 with probability<=0.001", "columns>=0.9 with ..." or
+"gain<=0.1".
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from leakbound.domains import Domain
 
 FORM = (
     'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3", or '
-    'for tables "columns>=0.9 with probability<=0.01"'
+    'for tables "columns>=0.9 with probability<=0.01"; or "gain<=0.1"'
 )
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST = "(?:>=|≥)"
@@ -22,6 +24,11 @@ _PATTERN = re.compile(
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
+_GAIN = re.compile(rf"\s*gain\s*{_MOST}\s*{_NUMBER}(?:\s+for\s+(\S.*?))?\s*", re.I)
+LEAST_GAIN = 1e-4
+"""Smallest gain that a target may accept: it is computed to a part of that."""
+LABEL = "the label"
+"""In place of a column's name."""
 _RANGES = (1e-100, 1e100)  # their squares are still floats
 
 
@@ -143,3 +150,51 @@ class Target:
         what = f"MSE <= {self.eta:.6g}" if self.psnr is None else f"PSNR >= {self.psnr:g} dB"
         what = what if self.goal is None else f"{self.goal} or more"
         return f"{what} with probability <= {self.gamma:g}"
+
+
+@dataclass(frozen=True)
+class GainTarget:
+    """A training adds at most `most` to an attacker's probability to reach any goal.
+
+    Whatever the attacker knows already: the success rises from q to at most q + `most`.
+
+    Attributes:
+        most: the accepted gain, from 0.0001 to below 1.
+        column: the goal is one sensitive column (or "the label") of a person whose other columns
+            are known. None: any goal.
+    """
+
+    most: float
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not single(probability, gain=self.most) >= LEAST_GAIN:
+            raise ValueError(f"gain is {self.most:g}; give at least {LEAST_GAIN:g}")
+
+    @staticmethod
+    def parse(text: str) -> GainTarget | None:
+        """From text; None if it names no gain.
+
+        Raises:
+            ValueError: it names a gain in another form, or one out of range.
+
+        Example:
+            >>> GainTarget.parse("gain<=0.1 for diagnosis")
+            GainTarget(most=0.1, column='diagnosis')
+        """
+        if not text.lower().lstrip().startswith("gain"):
+            return None
+        match = _GAIN.fullmatch(text)
+        wrong = ValueError(
+            f'target is {text[:200]!r}; write a gain as "gain<=0.1" or "gain<=0.1 for COLUMN"'
+        )
+        if match is None:
+            raise wrong
+        number, percent, column = match.groups()
+        try:
+            return GainTarget(float(number) / (100 if percent else 1), column)
+        except ValueError as error:
+            raise wrong from error
+
+    def __str__(self) -> str:
+        return f"gain <= {self.most:g}" + ("" if self.column is None else f" for {self.column}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
+from leakbound.bounds.knowledge import largest_gain
 from leakbound.bounds.record_priors import Baseline
 from leakbound.risk.deployment.facts import Deployment
-from leakbound.risk.deployment.laws import AUDIENCES, Audience, Unit, laws_of
+from leakbound.risk.deployment.laws import AUDIENCES, Audience, AudienceLaw, Unit, laws_of
 from leakbound.risk.deployment.statement import bounds
-from leakbound.risk.target import Target
+from leakbound.risk.target import GainTarget, Target
 
 LARGEST = 2.0**36
 CLOSE = 1e-3
@@ -20,8 +22,8 @@ CLOSE = 1e-3
 
 def least_noise(
     given: Deployment,
-    target: Target,
-    prior: Baseline,
+    target: Target | GainTarget,
+    prior: Baseline | None = None,
     *,
     audiences: Sequence[Audience] = AUDIENCES,
     unit: Unit | None = None,
@@ -30,8 +32,9 @@ def least_noise(
 
     Args:
         given: its noise level is not used.
-        target: the error that counts as a reconstruction, and the accepted probability.
-        prior: of the examples, taken from public ones.
+        target: the error that counts as a reconstruction, and the accepted probability; or what all
+            rounds together add to the success of anyone.
+        prior: of the examples, taken from public ones; for a gain there is none.
         audiences: who must not exceed it.
         unit: "client", "example", "any example" or "person"; by default the deployment's, or
             "example".
@@ -61,6 +64,14 @@ def least_noise(
     if not audiences:
         raise ValueError("audiences is empty; give server, clients, or both")
 
+    def risk(law: AudienceLaw) -> float:
+        if isinstance(target, GainTarget):
+            return gain_of(law, column=target.column is not None)
+        assert prior is not None  # of every other target
+        return float(bounds(law, prior, [target.eta])[0][0])
+
+    accepted = target.most if isinstance(target, GainTarget) else target.gamma
+
     def at(level: float) -> Deployment:
         fresh = {"multiplier": level, "std": None, "epsilon": None, "pure_epsilon": None}
         noise = msgspec.structs.replace(given.noise, **fresh)
@@ -74,8 +85,8 @@ def least_noise(
             # several audiences and units share a law, and a bound can take seconds
             key = law.setting, law.special, law.copies, law.summed, law.beyond
             if key not in success:
-                success[key] = float(bounds(law, prior, [target.eta])[0][0])
-        return max(success.values()) <= target.gamma
+                success[key] = risk(law)
+        return max(success.values()) <= accepted
 
     largest = _largest(given)
     high = min(1.0, largest)
@@ -93,6 +104,34 @@ def least_noise(
     return msgspec.structs.replace(at(high), unit=given.unit)
 
 
+def gain_of(law: AudienceLaw, *, column: bool = False) -> float:
+    """What all rounds add at most to the success of anyone; 1 if no bound is known.
+
+    Args:
+        law: of the audience and the unit. Of "any example", a goal is met if it is met for one.
+        column: the goal is one column of a person whose other columns are known. What is hidden is
+            then the value, and not whether a round holds the example: participation counts as seen.
+
+    Example:
+        >>> from leakbound.risk.deployment.file import parse
+        >>> facts = {"clip": {"norm": 1.0, "kind": "l2", "at": "client"}, "rounds": 4,
+        ...     "noise": {"multiplier": 8.0, "at": "client", "seeded": False}, "unit": "client",
+        ...     "participation": {"law": "all"}, "correlation": "none"}
+        >>> round(gain_of(laws_of(parse(facts))[0]), 3)  # 2 Phi(1 / 8) - 1
+        0.099
+    """
+    if math.isinf(law.copies):
+        return 1.0
+    if column and law.setting is not None:
+        seen = replace(law.setting, participation="visible")
+        law = replace(law, setting=seen, special=None)
+    if law.summed:
+        # The success of any is at least that of one: only q is subtracted.
+        return largest_gain(law.bound)[0]
+    # One release hides all examples of a client together: q is that of any of them.
+    return largest_gain(replace(law, copies=1.0).bound)[0]
+
+
 def _largest(deployment: Deployment) -> float:
     """The largest multiplier that is tried; an adaptive clip needs one below twice `bit_noise`."""
     adaptive = deployment.clip.adaptive
@@ -105,7 +144,7 @@ def _why(
     deployment: Deployment,
     unit: Unit,
     audiences: Sequence[Audience],
-    target: Target,
+    target: Target | GainTarget,
 ) -> str:
     rows = [e for e in laws_of(deployment) if e.unit == unit and e.audience in audiences]
     for law in rows:
@@ -115,6 +154,8 @@ def _why(
                 f"no noise multiplier meets {target} for {law.audience}: {law.reason}{missing}; "
                 "state what is missing, or give the audiences that count (--audience)"
             )
+    if isinstance(target, GainTarget):
+        return f"no noise multiplier that was tried meets {target}; accept more"
     return (
         f"no noise multiplier meets {target}: without the training an attacker already succeeds as "
         "often; ask for a smaller error or accept more"
