@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from leakbound.core import Batch
 from leakbound.metrics import Metric, Values
@@ -25,7 +23,7 @@ SIZES = ((12, 1, 16, 16), (2, 1, 180, 180))
 def check_metric(metric: Metric) -> None:
     """Check that a metric keeps its contract; `ContractError` states the first violation.
 
-    One number or None per image. Missing labels or distractors, and tiny images, are no error. A
+    One number or None per image. Missing labels and tiny images are no error. A
     perfect reconstruction is best; more noise (and more wrong labels) is never better on average;
     the most noise is worse. A permuted batch permutes the values. Nothing is written to.
     """
@@ -33,8 +31,7 @@ def check_metric(metric: Metric) -> None:
     check_settings(metric, name)
     for shape in ((3, 1, 2, 2), (1, 3, 5, 7)):
         for labels in (True, False):
-            _values(metric, *_noisy(shape, 0.3, labels=labels), name, distractors=False)
-            _values(metric, *_noisy(shape, 0.3, labels=labels), name)
+            _values(metric, _noisy(shape, 0.3, labels=labels), name)
     defined = [_check_order(metric, shape, name) for shape in SIZES]
     require(any(defined), f"{name} has no value on images of any size that was tried")
 
@@ -43,7 +40,7 @@ def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
     """Whether values are defined at this size; if so, they follow the noise."""
     means, better = [], 1 if metric.higher_is_better else -1
     for level in LEVELS:
-        values = _values(metric, *_noisy(shape, level), name)
+        values = _values(metric, _noisy(shape, level), name)
         known = [v for v in values if v is not None]
         if not known:
             return False
@@ -58,27 +55,22 @@ def _check_order(metric: Metric, shape: tuple[int, ...], name: str) -> bool:
             f"{name} scores more noise better on average; higher_is_better may be wrong",
         )
     require(means[-1] < means[0], f"{name} gives a perfect reconstruction and noise the same score")
-    paired, others = _noisy(shape, 0.3)
-    values = _values(metric, paired, others, name)
+    paired = _noisy(shape, 0.3)
+    values = _values(metric, paired, name)
     order = permutation(len(values), stream(0, "contract", "permute"))
     truth = Batch(paired.truth.inputs[order], paired.truth.labels[order])
     labels = None if paired.labels is None else paired.labels[order]
     turned = replace(paired, truth=truth, inputs=paired.inputs[order], labels=labels)
-    moved = _values(metric, turned, others, name)
+    moved = _values(metric, turned, name)
     same = all(_close(moved[i], values[int(j)]) for i, j in enumerate(order))
     require(same, f"{name} does not permute its values with the batch")
     return True
 
 
-def _values(
-    metric: Metric, paired: Paired, others: Tensor, name: str, *, distractors: bool = True
-) -> Values:
-    more: dict[str, Any] = {}
-    if metric.needs_distractors:
-        more["distractors"] = others if distractors else None
+def _values(metric: Metric, paired: Paired, name: str) -> Values:
     kept = paired.inputs.clone(), paired.truth.inputs.clone()
     try:
-        values = metric.function(paired, data_range=1.0, **more)
+        values = metric.function(paired, data_range=1.0)
     except Exception as error:
         shape = tuple(paired.inputs.shape)
         raise ContractError(f"{name} crashes on images {shape}: {error!r}") from error
@@ -94,17 +86,14 @@ def _values(
     return values
 
 
-def _noisy(shape: tuple[int, ...], level: float, *, labels: bool = True) -> tuple[Paired, Tensor]:
-    """Random images, reconstructions with noise of that size (and labels as wrong), and others."""
+def _noisy(shape: tuple[int, ...], level: float, *, labels: bool = True) -> Paired:
+    """Random images and reconstructions with noise of that size, and labels as wrong."""
     truth = uniform(shape, stream(0, "contract", "truth")).double()
     noise = normal(shape, stream(0, "contract", "metric noise")).double()
     true_labels = torch.arange(shape[0]) % CLASSES
     wrong = (torch.arange(shape[0]) < level * shape[0]).long()
     guessed = (true_labels + wrong) % CLASSES if labels else None
-    paired = Paired(
-        Batch(truth, true_labels), truth + level * noise, guessed, tuple(range(shape[0]))
-    )
-    return paired, uniform((9, *shape[1:]), stream(0, "contract", "others")).double()
+    return Paired(Batch(truth, true_labels), truth + level * noise, guessed, tuple(range(shape[0])))
 
 
 def _close(a: float | None, b: float | None) -> bool:

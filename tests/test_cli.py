@@ -78,7 +78,7 @@ def test_help_and_version_import_nothing_slow():
 
 
 COMMANDS = ("schema", "audit", "attack", "capture", "bound", "calibrate", "train", "reproduce",
-            "report", "compare", "evidence", "check", "list")  # fmt: skip
+            "report", "reidentify", "compare", "evidence", "check", "list")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

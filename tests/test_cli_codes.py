@@ -33,6 +33,7 @@ WORDS = {
     "compare": ["one", "two"],
     "evidence": ["run"],
     "list": [],
+    "reidentify": ["run"],
     "report": ["run"],
     "schema": ["rows.csv"],
     "train": ["plan.toml"],

@@ -73,11 +73,9 @@ def test_psnr_and_ssim_equal_scikit_image(shape, data_range):
 
 def test_identical_images():
     truth = _random(2, 3, 176, 176)
-    found = evaluate(
-        _paired(truth, truth.clone(), torch.arange(2)), data_range=1.0, distractors=1 - truth
-    )
+    found = evaluate(_paired(truth, truth.clone(), torch.arange(2)), data_range=1.0)
     expected = {"mse": 0, "rmse": 0, "psnr": 150.0, "ssim": 1, "ms_ssim": 1, "ncc": 1}
-    expected |= {"label_accuracy": 1, "identification": 1}
+    expected |= {"label_accuracy": 1}
     assert list(found) == [metric.name for metric in metrics.METRICS]
     for name, value in expected.items():
         assert found[name] == pytest.approx([value] * 2), name
@@ -87,7 +85,7 @@ def test_identical_images():
 def test_what_is_not_defined_is_none():
     truth = _random(2, 1, 8, 8)
     found = evaluate(_paired(truth, torch.zeros_like(truth)), data_range=1.0)
-    for name in ("ms_ssim", "ncc", "label_accuracy", "identification"):
+    for name in ("ms_ssim", "ncc", "label_accuracy"):
         assert found[name] == [None, None], name
     assert None not in found["mse"] + found["psnr"] + found["ssim"]
     small = evaluate(_paired(truth[..., :2], truth[..., :2]), data_range=1.0)
@@ -147,26 +145,6 @@ def test_label_accuracy():
     truth = _random(3, 1, 4, 4)
     paired = _paired(truth, truth, torch.tensor([0, 2, 2]))
     assert metrics.label_accuracy(paired, data_range=1.0) == [1.0, 0.0, 1.0]
-
-
-def test_identification():
-    levels = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 3, 3)
-    far, near = torch.full((1, 1, 3, 3), 9.0), torch.full((1, 1, 3, 3), 0.25)
-
-    def of(a, b, distractors):
-        guess = torch.tensor([a, b]).reshape(2, 1, 1, 1).expand(2, 1, 3, 3)
-        return metrics.identification(
-            _paired(levels, guess), data_range=1.0, distractors=distractors
-        )
-
-    assert of(0.2, 0.9, far) == [1.0, 1.0]
-    assert of(0.2, 0.9, near) == [0.0, 1.0]
-    assert of(0.6, 0.4, far) == [0.0, 0.0]
-    assert of(0.5, 1.0, far) == [0.0, 1.0]
-    assert of(0.0, 1.0, levels) == [0.0, 0.0]
-    assert of(0.0, 1.0, far[:0]) == [None, None]
-    with pytest.raises(ValueError, match="distractors holds images"):
-        of(0.0, 1.0, far[..., :2])
 
 
 @pytest.mark.parametrize("data_range", [0.0, -1.0, float("nan")])

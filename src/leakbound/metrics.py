@@ -17,7 +17,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util.decibels import PSNR_CAP, capped_psnr, mse_of_psnr, psnr_of_mse
 from leakbound.domains import has_neighbors
-from leakbound.pairing import Paired, squared_distances
+from leakbound.pairing import Paired
 
 __all__ = [
     "METRICS",
@@ -25,7 +25,6 @@ __all__ = [
     "Metric",
     "Values",
     "evaluate",
-    "identification",
     "label_accuracy",
     "ms_ssim",
     "mse",
@@ -52,7 +51,6 @@ class Metric:
 
     Attributes:
         unit: "" if the number has none.
-        needs_distractors: `function` also takes `distractors`, other images of the same kind.
     """
 
     name: str
@@ -60,7 +58,6 @@ class Metric:
     higher_is_better: bool
     unit: str
     description: str
-    needs_distractors: bool = False
 
 
 def mse(paired: Paired, *, data_range: float) -> Values:
@@ -160,32 +157,6 @@ def label_accuracy(paired: Paired, *, data_range: float) -> Values:
     return right.double().mean(1).tolist()
 
 
-def identification(
-    paired: Paired,
-    *,
-    data_range: float,
-    distractors: Tensor | None = None,
-) -> Values:
-    """1 if the reconstruction is closer (MSE) to its true image than to any other, else 0.
-
-    The other images are the distractors (D, *S) and the rest of the true batch; a tie counts as 0.
-    None without distractors. By chance alone it is 1 with probability 1 / (D + B).
-    """
-    if distractors is None or len(distractors) == 0:
-        return [None] * len(paired.inputs)
-    if distractors.shape[1:] != paired.inputs.shape[1:]:
-        raise ValueError(
-            f"distractors holds images {tuple(distractors.shape[1:])} and the truth "
-            f"{tuple(paired.inputs.shape[1:])}; give images of one shape"
-        )
-    check.finite("distractors", distractors)
-    to_truth = squared_distances(paired.inputs, paired.truth.inputs)
-    to_others = squared_distances(paired.inputs, distractors).amin(1)
-    to_own = to_truth.diagonal().clone()
-    others = to_truth.fill_diagonal_(math.inf).amin(1)
-    return (to_own < torch.minimum(others, to_others)).double().tolist()
-
-
 METRICS = (
     Metric("mse", mse, False, "squared input units", "mean squared error"),
     Metric("rmse", rmse, False, "input units", "root mean squared error"),
@@ -194,7 +165,6 @@ METRICS = (
     Metric("ms_ssim", ms_ssim, True, "", "structural similarity at five scales"),
     Metric("ncc", ncc, True, "", "normalized cross-correlation"),
     Metric("label_accuracy", label_accuracy, True, "", "share of right labels"),
-    Metric("identification", identification, True, "", "share of images identified", True),
 )
 """Every metric that `evaluate` computes, in the order of a report."""
 
@@ -203,19 +173,11 @@ def evaluate(
     paired: Paired,
     *,
     data_range: float,
-    distractors: Tensor | None = None,
     more: Sequence[Metric] = (),
 ) -> dict[str, Values]:
     """All of `METRICS`, and `more`, on every image, by name."""
     return {
-        metric.name: metric.function(
-            paired,
-            data_range=data_range,
-            distractors=distractors,
-        )
-        if metric.needs_distractors
-        else metric.function(paired, data_range=data_range)
-        for metric in (*METRICS, *more)
+        metric.name: metric.function(paired, data_range=data_range) for metric in (*METRICS, *more)
     }
 
 

@@ -33,7 +33,6 @@ def test_everything_handed_out_is_on_the_device():
     for own in (batch, bench.public, bench.batch(torch.tensor([1, 2]))):
         assert (own.inputs.device.type, own.labels.device.type) == ("meta", "meta")
     assert bench.dataset.domain.blind(bench.public.inputs).device.type == "meta"
-    assert bench.distractors.device.type == "meta"
 
 
 def test_a_folder_keeps_to_one_device(tiny, tmp_path):

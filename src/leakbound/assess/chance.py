@@ -68,6 +68,19 @@ def comparable(labels: Tensor, others: Tensor) -> Tensor:
     return torch.isin(decoys, victims)
 
 
+def fellows(truth: Batch, decoys: Batch) -> list[Tensor]:
+    """For each example of `truth`, the places of the decoys of its label, as `chance` groups them.
+
+    Example:
+        >>> one, others = Batch(torch.rand(1, 3), torch.tensor([1])), torch.tensor([1, 2, 1])
+        >>> [places.tolist() for places in fellows(one, Batch(torch.rand(3, 3), others))]
+        [[0, 2]]
+    """
+    labels = torch.cat([_labels(truth), _labels(decoys)])
+    victims, others = torch.split(_strata(labels), [truth.size, decoys.size])
+    return [(others == own).nonzero()[:, 0] for own in victims]
+
+
 def chance(
     criterion: Criterion,
     truth: Batch,

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import OUTSIDE, Proof, certificate
 from leakbound.assess.facts import facts_of
 from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.assess.measure import Measured, measure, objective_of, shown
-from leakbound.assess.record import Assessment
+from leakbound.assess.record import Assessment, Reidentification
+from leakbound.assess.reidentification import built_in, reidentify
 from leakbound.assess.released import Released
-from leakbound.assess.success import RiskSpec, attained
+from leakbound.assess.success import RiskSpec, attained, private_noise
 from leakbound.assess.verdict import verdict
 from leakbound.attacks.base import Attack
-from leakbound.core import Batch, Observation, Reconstruction, Server
+from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Server
 from leakbound.metrics import Metric
 from leakbound.randomness import stream
 
@@ -67,7 +68,6 @@ class Evidence:
         public: the public examples that the attacker has, for the prior-only baseline.
         decoys: examples drawn like the truth that no attack saw: they show which matches are
             chance.
-        distractors: public examples among which a reconstruction must identify its original.
         certain: which of "batch size", "local steps" and "learning rate" are certain.
         agreement: the share of the update that training on the reconstruction reproduces, if known.
         decay: the weight decay that was subtracted from the update.
@@ -83,7 +83,6 @@ class Evidence:
     truth: Batch | None = None
     public: Batch | None = None
     decoys: Batch | None = None
-    distractors: Tensor | None = None
     certain: Collection[str] = ()
     agreement: float | None = None
     decay: str | None = None
@@ -120,7 +119,6 @@ def judge(
             reconstruction,
             release.criterion,
             evidence.public,
-            distractors=evidence.distractors,
             more=settings.metrics,
             quick=settings.quick,
             decoys=evidence.decoys,
@@ -147,6 +145,7 @@ def judge(
         certificate=proof.certificate,
         layer_input=proof.layer_input,
         **({} if measured is None else measured.fields),
+        reidentified=_reidentified(evidence, settings),
     )
     if reconstruction is None:
         return record, {}
@@ -221,6 +220,34 @@ def _confirmed(
     if not bool((distance <= OUTSIDE * (high - low)).any()):
         raise Contradiction(CONTRADICTED)
     return Proof()  # a proof holds up to rounding, which a threshold of many decibels excludes
+
+
+def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentification, ...]:
+    """Whether each built-in matcher names the right examples; empty if there is no gallery."""
+    answer = evidence.reconstruction
+    release = evidence.release
+    if answer is None or evidence.truth is None or evidence.decoys is None or settings.quick:
+        return ()
+    noise = None
+    if evidence.unbounded is None:
+        with suppress(NotApplicable):
+            private = private_noise(release, settings.risk)
+            noise = None if private is None else private[0]
+    try:
+        return tuple(
+            reidentify(
+                evidence.truth,
+                answer.inputs,
+                evidence.decoys,
+                release.criterion,
+                matcher,
+                noise_multiplier=noise,
+                source=stream(evidence.record.seed, "gallery"),
+            )
+            for matcher in built_in(release.criterion.domain)
+        )
+    except NotApplicable:
+        return ()
 
 
 def _limits(evidence: Evidence, settings: RiskSettings) -> Limits:

@@ -60,7 +60,6 @@ def measure(
     criterion: Criterion,
     public: Batch | None,
     *,
-    distractors: Tensor | None = None,
     more: Sequence[metrics.Metric] = (),
     quick: bool = False,
     decoys: Batch | None = None,
@@ -85,7 +84,6 @@ def measure(
         found = metrics.evaluate(
             paired,
             data_range=high - low,
-            distractors=distractors,
             more=more,
         )
     true = part(truth.inputs)

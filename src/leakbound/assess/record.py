@@ -1,8 +1,8 @@
 """The record format: an assessment of an update, or the cost of a defense in a training.
 
 A line of `records.jsonl` is an `Assessment`, of `utility.jsonl` a `Training`, of `diagnosis.jsonl`
-a `Diagnosis`, and `run.json` is a `RunInfo`. All code reads and writes them here
-(docs/reference/records.schema.json).
+a `Diagnosis`, of `reidentified.jsonl` a `Reidentified`, and `run.json` is a `RunInfo`. All code
+reads and writes them here (docs/reference/records.schema.json).
 """
 
 from __future__ import annotations
@@ -365,6 +365,27 @@ class Chance(RecordPart, frozen=True, kw_only=True):
         return self.closer if self.p_value is None else self.p_value <= self.level
 
 
+class Reidentification(RecordPart, frozen=True, kw_only=True):
+    """Whether a matcher names the right person: "is it this one?", for each example.
+
+    Attributes:
+        matcher: "nearest", "edges", or the user's "module:callable".
+        right: by example, whether it is named among `candidates`, of which it is one.
+        candidates: M; all others are examples that the attack never saw, with the same label.
+        near: in how many galleries another candidate meets the criterion for the true one. Naming
+            it counts as wrong.
+        noise_multiplier: of the release, by which `bound` follows; None if no such bound is known.
+        bound: no attacker and no matcher is right more often.
+    """
+
+    matcher: str
+    right: tuple[bool, ...]
+    candidates: Count
+    near: Count = 0
+    noise_multiplier: Number | None = None
+    bound: Probability | None = None
+
+
 class Explained(RecordPart, frozen=True, kw_only=True):
     """How much of a captured update the reconstruction explains.
 
@@ -420,6 +441,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
             not explain it.
         chance: how likely matches this good are without the update; None if the update proves the
             reconstruction, or if nothing was compared with the truth.
+        reidentified: whether reconstructions name the right example of a gallery, by matcher.
         facts: what the update reveals though no example is reconstructed, what matters most first.
         certificate: why the reconstruction is certainly the input, if the update proves it.
         layer_input: why it is certainly what the first layer got, but may differ from the example.
@@ -456,6 +478,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     columns: tuple[ColumnResult, ...] | None = None
     sequences: tuple[SequenceResult, ...] | None = None
     chance: Chance | None = None
+    reidentified: tuple[Reidentification, ...] = ()
     facts: tuple[Fact, ...] = ()
     certificate: str | None = None
     layer_input: str | None = None
@@ -543,6 +566,24 @@ class Diagnosis(RecordPart, frozen=True, kw_only=True):
     def end(self) -> str:
         """How it ended: its word."""
         return self.word
+
+
+class Reidentified(RecordPart, frozen=True, kw_only=True):
+    """What further matchers found in the stored reconstructions of an experiment."""
+
+    schema: Literal[1] = SCHEMA
+    experiment: str
+    found: tuple[Reidentification, ...]
+
+    @property
+    def key(self) -> str:
+        """The name of the record in its file."""
+        return self.experiment
+
+    @property
+    def end(self) -> str:
+        """How it ended: the matchers that ran."""
+        return ", ".join(one.matcher for one in self.found)
 
 
 class Training(RecordPart, frozen=True, kw_only=True):
@@ -635,12 +676,13 @@ class RunInfo(RecordPart, frozen=True, kw_only=True):
 
 
 Record = Assessment | Training
-R = TypeVar("R", Assessment, Training, Diagnosis)
+R = TypeVar("R", Assessment, Training, Diagnosis, Reidentified)
 P = TypeVar("P", bound=RecordPart)
-KEYS: dict[type[Record | Diagnosis], str] = {
+KEYS: dict[type[Record | Diagnosis | Reidentified], str] = {
     Assessment: "experiment",
     Training: "training",
     Diagnosis: "experiment",
+    Reidentified: "experiment",
 }
 """The field that identifies the kind of a record and of its file."""
 
@@ -654,7 +696,7 @@ def decode(line: bytes, kind: type[P]) -> P:
         raise Damage(str(error)) from None
 
 
-def encode(record: Record | Diagnosis) -> bytes:
+def encode(record: Record | Diagnosis | Reidentified) -> bytes:
     return files.encode(msgspec.to_builtins(record))
 
 
@@ -669,11 +711,12 @@ def read(path: Path, kind: type[R]) -> Iterator[R | Damage]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of `Assessment`, `Training` and `Diagnosis`."""
-    found, parts = msgspec.json.schema_components((Assessment, Training, Diagnosis))
+    """The JSON schema of `Assessment`, `Training`, `Diagnosis` and `Reidentified`."""
+    kinds = (Assessment, Training, Diagnosis, Reidentified)
+    found, parts = msgspec.json.schema_components(kinds)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A line of records.jsonl, utility.jsonl or diagnosis.jsonl",
+        "title": "A line of records.jsonl, utility.jsonl, diagnosis.jsonl or reidentified.jsonl",
         "anyOf": list(found),
         "$defs": {name.removeprefix("#/$defs/"): cleaned(value) for name, value in parts.items()},
     }

@@ -1,6 +1,7 @@
 """The audit: a plan of experiments that is run, recorded, resumed and judged."""
 
 from leakbound.assess.header import defense_name
+from leakbound.assess.reidentification import embedded, reidentify
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.diagnosis import diagnose, diagnose_undecided
 from leakbound.audit.engine import run
@@ -17,6 +18,7 @@ from leakbound.audit.plan import (
     build_defense,
 )
 from leakbound.audit.plan_file import load, parse
+from leakbound.audit.reidentification import reidentify_run
 from leakbound.audit.simulate import Simulation, error_bound, simulate
 from leakbound.registry import Spec
 
@@ -40,10 +42,13 @@ __all__ = [
     "defense_name",
     "diagnose",
     "diagnose_undecided",
+    "embedded",
     "error_bound",
     "load",
     "one_thread",
     "parse",
+    "reidentify",
+    "reidentify_run",
     "run",
     "run_audit",
     "run_experiment",

@@ -33,7 +33,6 @@ from leakbound.randomness import permutation, stream
 from leakbound.task import trained
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
-DISTRACTORS = 100
 SMALLEST = 50
 """Minimum number of a split's images that are compared with others."""
 FEW = 10
@@ -163,11 +162,6 @@ class PlanContext:
             self.dataset.inputs[places[:LOOKED]].flatten(1).double().numpy() for places in parts
         ]
         return same_law(rows[0], rows[1], np.random.default_rng(0))
-
-    @cached_property
-    def distractors(self) -> Tensor | None:
-        """Public images among which a reconstruction must identify its own original."""
-        return None if self.public is None else self.public.inputs[:DISTRACTORS]
 
     @property
     def input_shape(self) -> tuple[int, ...]:

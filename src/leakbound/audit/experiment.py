@@ -361,7 +361,6 @@ def _judge(
         truth=played.truth,
         public=context.counted,
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
-        distractors=context.distractors,
     )
     metrics: tuple[Metric, ...] = ()
     if unit.lpips_weights is not None:

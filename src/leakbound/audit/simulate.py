@@ -25,7 +25,7 @@ from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.attacked_round import attacked_round
-from leakbound.audit.context import DISTRACTORS, one_thread
+from leakbound.audit.context import one_thread
 from leakbound.audit.plan import build_attack, build_defense
 from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import Chain, Defense, chain
@@ -213,7 +213,6 @@ def simulate(
             truth=played.truth,
             public=public,
             decoys=decoys,
-            distractors=None if public is None else public.inputs[:DISTRACTORS],
         )
         settings = RiskSettings(ErrorBoundSpec(error_bound), RiskSpec(probability, people=people))
         record, files = experiment.judged(played, evidence, settings)

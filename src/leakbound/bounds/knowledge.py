@@ -28,7 +28,7 @@ from scipy import special
 from leakbound.bounds.composition import visible
 from leakbound.bounds.counting import Lift, PublicSample, gaussian_lift
 from leakbound.bounds.distances import Distance
-from leakbound.bounds.law import between, non_negative, one, positive, probability
+from leakbound.bounds.law import between, non_negative, one, positive, probability, whole
 
 __all__ = [
     "attribute_success",
@@ -36,6 +36,7 @@ __all__ = [
     "gain_of_step",
     "informed",
     "largest_gain",
+    "naming_success",
     "noise_for_gain",
 ]
 
@@ -164,6 +165,40 @@ def largest_gain(
         ends = np.linspace(left[near], right[near], PARTS + 1, axis=1)
         left = ends[:, :-1].ravel()
         right = ends[:, 1:].ravel()
+
+
+def naming_success(
+    gallery: int | Sequence[float],
+    lift: Lift | float,
+) -> float:
+    """Upper bound on naming the right one of a public gallery: F(q), with q the best prior answer.
+
+    The true example is one of M candidates, which the attacker has. Without the update the best
+    answer is the likeliest one: q = 1 / M if an auditor drew the gallery uniformly. Two candidates
+    whose clipped gradients are opposite attain the bound.
+
+    Args:
+        gallery: M equally likely candidates; or the probability of each, where they are not.
+        lift: as in `largest_gain`.
+
+    Raises:
+        ValueError: fewer than one candidate, or probabilities that do not sum to 1.
+
+    Source: this project; docs/risk.md, "Is it this person?".
+
+    Example:
+        >>> round(naming_success(100, 1.0), 4), round(naming_success([0.5, 0.3, 0.2], 1.0), 4)
+        (0.0924, 0.8413)
+    """
+    if isinstance(gallery, int):
+        q = 1 / int(whole("gallery", gallery))
+    else:
+        shares = probability("gallery", gallery, closed=True)
+        if abs(float(np.sum(shares)) - 1) > 1e-9:
+            raise ValueError(f"gallery sums to {float(np.sum(shares)):g}; give probabilities")
+        q = float(np.max(shares))
+    law = lift if callable(lift) else gaussian_lift(lift)
+    return float(law(np.asarray(math.log(q))))
 
 
 def attribute_success(

@@ -21,7 +21,6 @@ from leakbound.assess.measure import release_of
 from leakbound.assess.released import Released
 from leakbound.assess.success import RiskSpec
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.audit.context import DISTRACTORS
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
@@ -251,7 +250,6 @@ def judged(
         truth=case.truth,
         public=public,
         decoys=decoys,
-        distractors=None if case.public is None else case.public.distractors,
         certain={finding.name for finding in inferred.findings if finding.sure},
         agreement=None if share is None else share.direction,
         decay=inferred.decay,
@@ -303,12 +301,6 @@ class PublicExamples:
     def halves(self) -> tuple[Batch | None, Batch | None]:
         """What attacks get, and decoys."""
         return halves(self.every)
-
-    @cached_property
-    def distractors(self) -> torch.Tensor | None:
-        """Examples among which a reconstruction must identify its own original."""
-        public = self.halves[0]
-        return None if public is None else public.inputs[:DISTRACTORS]
 
 
 def public_examples(

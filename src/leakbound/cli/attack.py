@@ -155,18 +155,17 @@ def _show(
 
 
 def _measured(record: Assessment) -> Table:
-    known = {"ssim": "SSIM", "identification": "identified", "lpips": "LPIPS"}
+    known = {"ssim": "SSIM", "lpips": "LPIPS"}
     more = [name for name in known if name in record.metrics]
     criterion = record.criterion
+    matches = record.reidentified
+    named = [f"named of {one.candidates} ({one.matcher})" for one in matches]
     score = f"{criterion.axis}{' dB' * (criterion.unit == 'dB')}"
-    found = table(right=["example", score, "baseline", *(known[name] for name in more)])
+    found = table(right=["example", score, "baseline", *(known[name] for name in more), *named])
     columns = [record.scores, record.baseline, *(record.metrics[name] for name in more)]
     for i, row in enumerate(zip(*columns, strict=True)):
         cells = [UNKNOWN if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
-        for name, value in zip(more, row[2:], strict=True):
-            shown = format_fixed(value, 3)
-            if name == "identification" and value is not None:
-                shown = "yes" if value else "no"
-            cells.append(shown)
-        found.add_row(str(i), *cells)
+        for value in row[2:]:
+            cells.append(format_fixed(value, 3))
+        found.add_row(str(i), *cells, *("yes" if one.right[i] else "no" for one in matches))
     return found

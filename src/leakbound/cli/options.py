@@ -222,7 +222,7 @@ class CaptureOptions:
 
 @dataclass(frozen=True)
 class Train:
-    """Train under each defense of a plan, and show what the defenses cost.
+    """Train under each defense, and show what it costs.
 
     Only the plan's [utility] table runs. To continue after a stop, run the same command again.
 
@@ -291,6 +291,29 @@ class Report:
     log: Literal["mlflow", "wandb"] | None = None
     """Also log the results to MLflow or Weights & Biases, without examples. They stay on this
     machine unless you configured a server (docs/how_to/log.md)."""
+
+
+@dataclass(frozen=True)
+class Reidentify:
+    """Is it this person? Name one of M candidates.
+
+    The other candidates are examples of the run's data that no attack saw, with the same label.
+    The report shows the share that is named right, chance (1 of M), and what no attacker exceeds.
+
+      leakbound reidentify runs/mine --embedding my_faces:embed
+    """
+
+    folder: Annotated[Path, Option("RUN", positional=True)]
+    """Output folder of an audit of images."""
+    matcher: Name = "nearest"
+    """nearest (pixels), edges, or package.module:function. Your function gets reconstructions
+    (N, C, H, W) and candidates (P, C, H, W) and returns scores (N, P), higher for the same
+    person."""
+    embedding: Annotated[str | None, Option("NAME")] = None
+    """Instead of a matcher package.module:function, which maps images (N, C, H, W) to vectors
+    (N, D): the nearest by angle is named."""
+    candidates: int = 100
+    """M, the true example included; fewer if the labels leave fewer."""
 
 
 @dataclass(frozen=True)
@@ -636,6 +659,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "train": (Train, "leakbound.cli.audit:train"),
     "train-prior": (TrainPrior, "leakbound.cli.prior:train"),
     "report": (Report, "leakbound.cli.report:report"),
+    "reidentify": (Reidentify, "leakbound.cli.reidentification:reidentify"),
     "compare": (Compare, "leakbound.cli.compare:compare"),
     "check": (CheckOptions, "leakbound.cli.check:check"),
     "evidence": (EvidenceCommand, "leakbound.cli.evidence:evidence"),

@@ -21,7 +21,7 @@ PROGRAM = "leakbound "
 GROUPS = {
     "Measure": ("schema", "audit", "attack", "capture", "train", "train-prior"),
     "Bound and choose noise": ("bound", "calibrate", "audit-epsilon"),
-    "Read and report": ("report", "compare", "evidence", "check", "list"),
+    "Read and report": ("report", "reidentify", "compare", "evidence", "check", "list"),
 }
 START = {
     "leakbound audit --quick": "a first report, in 15 seconds",

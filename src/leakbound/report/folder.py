@@ -9,11 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from leakbound._util import files
 from leakbound.assess import record
-from leakbound.assess.record import Assessment, Damage, Diagnosis, R, RunInfo, Training
+from leakbound.assess.record import (
+    Assessment,
+    Damage,
+    Diagnosis,
+    R,
+    Reidentification,
+    Reidentified,
+    RunInfo,
+    Training,
+)
 
 _PICTURE_LIMIT = 1 << 26
+REIDENTIFIED = "reidentified.jsonl"
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,22 @@ def read(folder: Path) -> Run:
     more = folder / "utility.jsonl", folder / "diagnosis.jsonl"
     trainings = _lines(more[0], Training) if more[0].exists() else []
     diagnoses = _lines(more[1], Diagnosis) if more[1].exists() else []
+    if (folder / REIDENTIFIED).exists():
+        matches = further_matches(folder)
+        assessments = [_with(a, matches.get(a.experiment, ())) for a in assessments]
     return Run(folder, info, assessments, trainings, diagnoses)
+
+
+def further_matches(folder: Path) -> dict[str, tuple[Reidentification, ...]]:
+    """By experiment, what matchers found that ran after the audit."""
+    return {one.experiment: one.found for one in _lines(folder / REIDENTIFIED, Reidentified)}
+
+
+def _with(own: Assessment, found: tuple[Reidentification, ...]) -> Assessment:
+    """The record with further matches; those of a matcher that ran again replace its first ones."""
+    names = {one.matcher for one in found}
+    kept = tuple(one for one in own.reidentified if one.matcher not in names)
+    return replace(own, reidentified=(*kept, *found))
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:

@@ -23,7 +23,9 @@ ROWS = 5000
 """How many lines of numbers (one example, one attack) a page holds; large batches are cut."""
 BASELINE = "baseline"
 """The column of the prior-only baseline."""
-_NEXT = ("rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc", "identification")
+IDENTIFIED = "identified"
+"""The column of the first matcher: whether it names the example among others."""
+_NEXT = ("rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc")
 CardKey = tuple[str, int, int, str, int]
 """Model, batch size, clients, defense and seed."""
 
@@ -269,12 +271,15 @@ def example_table(
     first = [ran[0].criterion.metric] if ran else []
     known = [name for name in (*first, *_NEXT) if name in held]
     columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
+    columns += (IDENTIFIED,) * any(a.reidentified for a in ran)
 
     def row(
         a: Assessment,
         i: int,
     ) -> tuple[str, tuple[float | None, ...], bool]:
-        values = [a.baseline if c == BASELINE else a.metrics.get(c) for c in columns]
+        right = [*map(float, a.reidentified[0].right)] if a.reidentified else None
+        more = {BASELINE: a.baseline, IDENTIFIED: right}
+        values = [more[c] if c in more else a.metrics.get(c) for c in columns]
         return names.attack(a), tuple(v[i] if v else None for v in values), a.matched[i]
 
     shown = range(min(count, most))

@@ -106,7 +106,8 @@ class Shot:
     """The best reconstructed example of one defense family, cut out of its strips.
 
     `place`: the example's place among `count`; `row`: of a table, its first columns, those that are
-    right after sensitive ones. Without pictures only the numbers remain.
+    right after sensitive ones. Without pictures only the numbers remain. `person`: which matchers
+    name the example among others.
     """
 
     family: str
@@ -120,6 +121,7 @@ class Shot:
     count: int
     row: RowTable | None
     link: str | None
+    person: str
 
 
 @dataclass(frozen=True)
@@ -325,6 +327,16 @@ def _shades(names: Names) -> dict[str, float]:
     return shades
 
 
+def _person(own: Assessment, place: int) -> str:
+    """Whether one example was named among others, and by which matchers; empty if not tested."""
+    if not own.reidentified:
+        return ""
+    by = [f"{one.matcher} of {one.candidates}" for one in own.reidentified if one.right[place]]
+    if by:
+        return f"named by {listing(by)} candidates"
+    return f"not named among {own.reidentified[0].candidates} candidates"
+
+
 def _shots(
     summary: RunSummary,
     best: Mapping[AttackKey, str],
@@ -360,4 +372,5 @@ def _shots(
             count=len(a.scores),
             row=row and row.first(COLUMNS),
             link=best.get(names.attack_key(a)),
+            person=_person(a, place),
         )

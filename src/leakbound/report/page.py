@@ -26,13 +26,14 @@ from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
+    IDENTIFIED,
     CardSource,
     best_examples,
     captured_updates,
     cards_of,
     pages_of,
 )
-from leakbound.report.sentences import attacked_rounds, revealed
+from leakbound.report.sentences import attacked_rounds, is_it_this_person, revealed
 from leakbound.report.tables import AttackSummary, ErrorBoundRow, RunSummary
 from leakbound.report.template import cell, check_installed, rendered, save, significant
 
@@ -237,6 +238,7 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "why": {one.word: DIAGNOSES[one.word] for one in diagnoses.values()},
         "captured": captured_updates(assessments, names),
         "revealed": revealed(assessments, names),
+        "persons": is_it_this_person(rows, criterion),
         "truth_unknown": not truth_known,
         "labels_hidden": not all(a.threat.labels_known for a in assessments),
         "defenses": [(*key, list(dict.fromkeys(texts))) for key, texts in settings.items()],
@@ -285,7 +287,6 @@ def _measure(criterion: CriterionInfo, name: str) -> str:
     words = {
         criterion.metric: criterion.axis if columns else f"{criterion.axis}, {criterion.unit}",
         BASELINE: BASELINE if columns else f"{BASELINE}, {criterion.unit}",
-        "identification": "identified",
         "ms_ssim": "MS-SSIM",
         "label_accuracy": "label right",
     }
@@ -298,7 +299,7 @@ def _reading(
     name: str,
     value: float | None,
 ) -> str:
-    if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
+    if value in (0.0, 1.0) and name in (IDENTIFIED, "label_accuracy"):
         return "yes" if value else "no"
     is_score = name in (criterion.metric, BASELINE)
     return cell(value, criterion) if is_score else significant(value)

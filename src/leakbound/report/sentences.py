@@ -16,13 +16,23 @@ from leakbound.assess.record import (
     UNSETTLED,
     VERDICTS,
     Assessment,
+    CriterionInfo,
 )
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.report.folder import Run
 from leakbound.report.settings import DeclaredTraining, SettingRow, safety
 from leakbound.report.tables import SHOWN, Configuration, Names, ReportPart
-from leakbound.report.template import brief, decimal, listing, plural
+from leakbound.report.template import (
+    brief,
+    decimal,
+    interval,
+    listing,
+    percent,
+    plural,
+    score,
+    upper_bound,
+)
 
 ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
 """Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
@@ -88,6 +98,45 @@ def revealed_in_short(assessments: Iterable[Assessment]) -> str:
     return f"Updates reveal for certain{which} {listing(counts)}."
 
 
+def is_it_this_person(
+    rows: Iterable[Configuration],
+    criterion: CriterionInfo,
+) -> list[str]:
+    """For each configuration, how often reconstructions name the right one of M candidates."""
+    matched = [(row, row.identified) for row in rows if row.identified is not None]
+    matched.sort(key=lambda one: -one[1].share.value)
+    said = []
+    for row, own in matched:
+        share = own.share
+        limit = "no bound on other attackers is known"
+        if own.bound is not None:
+            limit = f"no attacker is right more often than {upper_bound(own.bound)}"
+        if own.bound == 1:
+            limit = "the bound on other attackers is 1 and excludes nothing"
+        at = "" if own.score is None else f" at a median of {score(own.score, criterion)}"
+        said.append(
+            f"{shortened(row.defense)}, {shortened(row.model)}, batch {row.batch_size}: "
+            f"{share.hits} of {share.n} named right among {own.candidates} candidates "
+            f"({interval(share.low, share.high)}; chance {percent(own.chance, 1)}), by "
+            f"{shortened(own.attack)}{at} and the matcher {shortened(own.matcher)}; {limit}"
+            + f"; near copies in {own.near} of {share.n} galleries"
+            * bool(own.near)
+        )
+    return said
+
+
+def named_in_short(rows: Sequence[Configuration]) -> str:
+    """One sentence on how often chance does not explain who is named; empty if it always does."""
+    beyond = [row.identified for row in rows if row.identified and row.identified.beyond_chance]
+    if not beyond:
+        return ""
+    most = max(one.candidates for one in beyond)
+    return (
+        f"Reconstructions name the right one of {most} candidates more often than chance under "
+        f"{len(beyond)} of {plural(len(rows), 'configuration')}."
+    )
+
+
 def _distinct(assessments: Iterable[Assessment]) -> list[Fact]:
     facts = {(fact.kind, fact.subject): fact for a in assessments for fact in counted(a.facts)}
     return ordered(facts.values())
@@ -151,7 +200,8 @@ def answer(
         said = f"{who} reconstructed {many} under {len(exposed)} of {place}.{proof} {known}"
     else:
         said = f"{known} {_unexposed(ran, one)}"
-    return said.strip() + rest * bool(idle)
+    named = named_in_short(ran)
+    return said.strip() + f" {named}" * bool(named) + rest * bool(idle)
 
 
 def _unexposed(rows: Sequence[Configuration], one: str) -> str:

@@ -142,6 +142,33 @@ class SuccessBoundRow(ReportPart, frozen=True):
     of_experiments: int
 
 
+class NamedShare(ReportPart, frozen=True):
+    """How often reconstructions name the right one of M candidates: "is it this person?"
+
+    Attributes:
+        attack, matcher: the pair with the largest share; the interval allows for that choice.
+        chance: 1 / M, the share without the update; the mean where M differs.
+        candidates: the largest M.
+        bound: no attacker is right more often; None if no bound is known.
+        near: how many galleries hold a near copy of the true one, whose name counts as wrong.
+        score: the attack's median score over experiments, of the criterion.
+    """
+
+    attack: str
+    matcher: str
+    share: ShareInterval
+    chance: float
+    candidates: int
+    bound: float | None
+    near: int
+    score: float | None
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether chance does not explain the share."""
+        return self.share.low > self.chance
+
+
 class ConfigurationPart(ReportPart, frozen=True):
     """Something about one configuration."""
 
@@ -159,7 +186,7 @@ class AttackSummary(ConfigurationPart, frozen=True):
 
     `score` and `baseline_score` are of the experiments' means over examples, `best_score` of one.
     `did_not_converge`: experiments whose attack reports a problem. `reconstructed`: examples over
-    the threshold. `identified`: share of examples recognized among others.
+    the threshold. `identified`: of a gallery, by the best matcher.
     """
 
     attack: str
@@ -169,7 +196,7 @@ class AttackSummary(ConfigurationPart, frozen=True):
     best_score: float | None
     baseline_score: float | None
     reconstructed: ShareInterval | None
-    identified: float | None
+    identified: NamedShare | None
     labels_right: float | None
     ran: int
     did_not_converge: int
@@ -210,6 +237,7 @@ class Configuration(ConfigurationPart, frozen=True):
     baseline: float | None
     error_bound: ErrorBoundRow | None
     success_bound: SuccessBoundRow | None
+    identified: NamedShare | None
     experiments: int
     failed: int
 
@@ -481,12 +509,13 @@ def attack_summaries(
     names: Names,
 ) -> list[AttackSummary]:
     by_attack = grouped((names.attack_key(a), a) for a in assessments)
-    return [_attack_summary(key, some) for key, some in by_attack.items()]
+    return [_attack_summary(key, some, names) for key, some in by_attack.items()]
 
 
 def _attack_summary(
     key: AttackKey,
     experiments: Sequence[Assessment],
+    names: Names,
 ) -> AttackSummary:
     ok = [a for a in experiments if a.status == "ok"]
     count = Counter(a.status for a in experiments)
@@ -504,7 +533,7 @@ def _attack_summary(
         best_score=max((score for a in ok for score in defined(a.scores)), default=None),
         baseline_score=median(baseline) if baseline else None,
         reconstructed=share(sum(matched), len(matched)),
-        identified=_mean(values("identification")),
+        identified=named_share(ok, names),
         labels_right=_mean(values("label_accuracy")),
         ran=len(ok),
         did_not_converge=sum(bool(a.problem) for a in ok),
@@ -554,8 +583,37 @@ def _configuration(
         baseline=mean_error(v for a in ok if psnrs for v in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),
         success_bound=success_bound(ok, theorems),
+        identified=named_share(ok, names),
         experiments=len(ok),
         failed=sum(a.status == "failed" for a in experiments),
+    )
+
+
+def named_share(ran: Sequence[Assessment], names: Names) -> NamedShare | None:
+    """The largest share over attacks and matchers; None if nothing was matched."""
+    by_pair = grouped(
+        ((names.attack(a), found.matcher), found) for a in ran for found in a.reidentified
+    )
+    right = {pair: [hit for one in found for hit in one.right] for pair, found in by_pair.items()}
+    best, share_ = largest_share(right)
+    if best is None or share_ is None:
+        return None
+    found = by_pair[best]
+    examples = [(one, len(one.right)) for one in found]
+    bounds = [(one.bound, count) for one, count in examples if one.bound is not None]
+    scores = defined(mean_value(a) for a in ran if names.attack(a) == best[0])
+    # F is concave: the mean of F(1 / M) bounds the share over examples with several M.
+    bound = None
+    if len(bounds) == len(found):
+        bound = math.fsum(own * count for own, count in bounds) / share_.n
+    return NamedShare(
+        *best,
+        share=share_,
+        chance=math.fsum(count / one.candidates for one, count in examples) / share_.n,
+        candidates=max(one.candidates for one in found),
+        bound=bound,
+        near=sum(one.near for one in found),
+        score=median(scores) if scores else None,
     )
 
 

@@ -1,0 +1,142 @@
+"""After an audit: let a matcher of the user's own say whose the stored reconstructions are."""
+
+from __future__ import annotations
+
+import io
+import tomllib
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakbound._util import files
+from leakbound.assess import record as records
+from leakbound.assess.measure import GAP
+from leakbound.assess.reidentification import CANDIDATES, Matcher, reidentify
+from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.experiment import criterion_of
+from leakbound.audit.journal import Journal
+from leakbound.audit.plan import Experiment
+from leakbound.audit.plan_file import parse
+from leakbound.core import Batch, NotApplicable
+from leakbound.randomness import stream
+from leakbound.report import folder as folders
+from leakbound.report.rerun import toml_of
+
+FILE = folders.REIDENTIFIED
+
+
+def reidentify_run(
+    folder: Path | str,
+    matcher: str | Matcher,
+    *,
+    candidates: int = CANDIDATES,
+    name: str | None = None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, records.Reidentification]:
+    """What a matcher names in the reconstructions of an audit, by experiment.
+
+    The run's pictures hold the reconstructions, in 256 levels. Candidates are private and test
+    examples of the run's data that were in none of the experiment's batches.
+    `reidentified.jsonl` keeps the results, and the report shows them.
+
+    Args:
+        folder: of an audit of images, with pictures.
+        matcher: as in `leakbound.assess.reidentification.reidentify`.
+        candidates: M, the true example included; fewer if the labels leave fewer.
+        name: of a function, in results and errors.
+        watch: is called with how many experiments are done, of how many.
+
+    Raises:
+        ValueError: the run holds no pictures, its data are no longer the same, or the matcher
+            fails.
+
+    Example:
+        >>> import tempfile, leakbound as lb
+        >>> out = tempfile.mkdtemp()
+        >>> _ = lb.run_audit("mlp,hidden=[16]", "digits", attacks=["linear_inversion"], seeds=[0],
+        ...     out=out)
+        >>> [found.right for found in reidentify_run(out, "edges", candidates=20).values()]
+        [(True,)]
+    """
+    folder = Path(folder)
+    run = folders.read(folder)
+    plan = parse(tomllib.loads(toml_of(run.info.plan)))
+    context = PlanContext(plan.data)
+    if context.dataset.fingerprint != run.info.data.fingerprint:
+        raise ValueError(
+            f"{plan.data.source!r} no longer holds the data of the run in {str(folder)!r}; give "
+            "back the same data"
+        )
+    units = {unit.id: unit for unit in plan.experiments()}
+    wanted = [a for a in run.assessments if a.experiment in units and _stored(a)]
+    if not wanted:
+        raise ValueError(
+            f"the run in {str(folder)!r} stores no reconstructed images of one or three channels; "
+            "audit images without --no-examples, or call assess.reidentification.reidentify"
+        )
+    journal = Journal(folder / FILE, records.Reidentified)
+    before = {} if not (folder / FILE).exists() else folders.further_matches(folder)
+    found = {}
+    with files.claimed(folder), closing(journal), one_thread():
+        journal.read()
+        for number, own in enumerate(wanted):
+            watch(number, len(wanted))
+            batches, others = _people(units[own.experiment], own, context)
+            if others is None:
+                continue
+            try:
+                match = reidentify(
+                    batches,
+                    _reconstructions(folder, own, context),
+                    others,
+                    criterion_of(units[own.experiment], context),
+                    matcher,
+                    candidates=candidates,
+                    noise_multiplier=own.reidentified[0].noise_multiplier,
+                    name=name,
+                    source=stream(own.seed, "gallery"),
+                )
+            except NotApplicable:  # no other example has these labels
+                continue
+            found[own.experiment] = match
+            others_of = before.get(own.experiment, ())
+            kept = tuple(one for one in others_of if one.matcher != match.matcher)
+            journal.append(records.Reidentified(experiment=own.experiment, found=(*kept, match)))
+        watch(len(wanted), len(wanted))
+        journal.finish(a.experiment for a in run.assessments if a.experiment in journal.ends)
+    return found
+
+
+def _stored(own: records.Assessment) -> bool:
+    drawn = own.data.domain == "images" and own.data.shape[0] in (1, 3)
+    return drawn and "reconstruction" in own.pictures and bool(own.reidentified)
+
+
+def _people(
+    unit: Experiment, own: records.Assessment, context: PlanContext
+) -> tuple[Batch, Batch | None]:
+    """The true examples of an experiment, and others that its attack never saw."""
+    batches = context.batches(unit.batch_size, own.clients, unit.seed)
+    truth = Batch(
+        torch.cat([one.inputs for one in batches]), torch.cat([one.labels for one in batches])
+    )
+    return truth, context.others(unit.batch_size, own.clients, unit.seed)
+
+
+def _reconstructions(folder: Path, own: records.Assessment, context: PlanContext) -> Tensor:
+    """(N, C, H, W) the images of a strip, in the data's range."""
+    from PIL import Image
+
+    path = folder / "pictures" / own.pictures["reconstruction"]
+    if not records.is_picture(path):
+        raise ValueError(f"{path} is missing or damaged; run the audit again")
+    levels = np.asarray(Image.open(io.BytesIO(files.read(path))))
+    channels, height, width = context.input_shape
+    pixels = torch.from_numpy(levels.copy()).reshape(height, -1, channels).permute(2, 0, 1)
+    low, high = context.domain.input_range
+    images = [one[..., :width] for one in torch.split(pixels, width + GAP, dim=2)]
+    return low + (high - low) * torch.stack(images).float() / 255

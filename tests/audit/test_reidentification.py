@@ -1,0 +1,159 @@
+"""Is it this person? After an audit, from the reconstructions that the run stores."""
+
+import json
+
+import pytest
+
+from leakbound import audit
+from leakbound._util import files
+from leakbound._util.intervals import clopper_pearson
+from leakbound.bounds.knowledge import naming_success
+from leakbound.cli import main
+from leakbound.report import folder as folders
+from leakbound.report.tables import RunSummary
+
+ATTACKS = ["linear_trap"]
+TAIL = 0.0005
+MATCHER = """import torch
+
+def match(reconstructions, candidates):
+    return -torch.cdist(reconstructions.flatten(1), candidates.flatten(1))
+
+def embed(images):
+    return images.flatten(1) - images.flatten(1).mean(1, keepdim=True)
+
+def broken(reconstructions, candidates):
+    raise KeyError("weights")
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Digits, each alone in an update and four of them, without noise and with three noises."""
+    out = tmp_path_factory.mktemp("who") / "run"
+    defenses = ["none", *(f"dp_sgd,noise_multiplier={noise}" for noise in (0.1, 1.0, 4.0))]
+    audit.run_audit(
+        "mlp,hidden=[16]",
+        "digits",
+        attacks=ATTACKS,
+        defenses=defenses,
+        batch_sizes=[1, 4],
+        seeds=range(12),
+        threat=audit.parse(
+            {
+                "models": [{"name": "mlp"}],
+                "attacks": [{"name": "linear_trap"}],
+                "threat": {"server": "malicious"},
+            }
+        ).threat,
+        error_bound="none",
+        out=out,
+    )
+    return out
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module with the user's functions."""
+    (tmp_path / "my_faces.py").write_text(MATCHER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_faces"
+
+
+def _rows(run):
+    rows = RunSummary(folders.read(run)).configurations
+    return {(row.defense.rpartition("=")[2], row.batch_size): row.identified for row in rows}
+
+
+def test_an_audit_names_people_until_noise_hides_them(run):
+    rows = _rows(run)
+    alone = rows["no defense", 1]
+    assert (alone.share.hits, alone.share.n, alone.bound) == (12, 12, None)
+    assert alone.beyond_chance
+    assert alone.chance == pytest.approx(1 / alone.candidates)
+    for noise in (0.1, 1.0, 4.0):
+        for size in (1, 4):
+            row = rows[f"{noise:g}", size]
+            assert naming_success(row.candidates, noise) <= row.bound + 1e-9
+            assert clopper_pearson(row.share.hits, row.share.n, TAIL)[0] <= row.bound
+    assert rows["0.1", 1].beyond_chance
+    assert not rows["4", 4].beyond_chance
+
+
+def test_galleries_are_the_same_for_every_attack_and_defense_of_a_seed(run):
+    """So that shares compare; nothing of them depends on the reconstruction."""
+    near = {}
+    for own in folders.read(run).assessments:
+        near.setdefault((own.seed, own.batch_size), set()).add(
+            (own.reidentified[0].near, own.reidentified[0].candidates)
+        )
+    assert all(len(one) == 1 for one in near.values())
+
+
+def test_stored_pictures_give_the_same_answers(run):
+    """They hold 256 levels, which cost no name."""
+    before = {a.experiment: a.reidentified for a in folders.read(run).assessments}
+    records = files.read(run / "records.jsonl")
+    found = audit.reidentify_run(run, "nearest")
+    assert found.keys() == before.keys()
+    assert files.read(run / "records.jsonl") == records
+    told = [own.reidentified for own in folders.read(run).assessments]
+    assert all([one.matcher for one in some] == ["edges", "nearest"] for some in told)
+    differ = total = 0
+    for name, match in found.items():
+        first = before[name][0]
+        assert (first.candidates, first.near) == (match.candidates, match.near)
+        assert (first.noise_multiplier, first.bound) == (match.noise_multiplier, match.bound)
+        differ += sum(a != b for a, b in zip(first.right, match.right, strict=True))
+        total += len(match.right)
+    assert differ <= 0.05 * total
+
+
+def test_the_command_takes_a_matcher_or_an_embedding(run, mine, capsys):
+    def call(*words):
+        with pytest.raises(SystemExit) as stopped:
+            main(["reidentify", str(run), *words])
+        return stopped.value.code, capsys.readouterr()
+
+    code, said = call("--matcher", f"{mine}:match", "--candidates", "20")
+    text = " ".join(said.out.split())
+    assert code == 0, said.err
+    assert "12 of 12 named right among 20 candidates" in text
+    assert f"the matcher {mine}:match" in text
+    code, said = call("--embedding", f"{mine}:embed")
+    assert code == 0
+    assert f"the matcher {mine}:embed" in " ".join(said.out.split())
+    lines = [json.loads(line) for line in (run / "reidentified.jsonl").read_text().splitlines()]
+    assert len(lines) == 96
+    names = {one["matcher"] for one in lines[0]["found"]}
+    assert {f"{mine}:match", f"{mine}:embed"} <= names
+    page = (run / "report.html").read_text()
+    assert "Is it this person?" in page
+    assert f"{mine}:embed" in page
+    for words, part in [
+        (("--matcher", f"{mine}:broken"), f"matcher '{mine}:broken'"),
+        (("--matcher", "edges", "--embedding", f"{mine}:embed"), "give one"),
+        (("--matcher", f"{mine}:missing"), "has no 'missing'"),
+    ]:
+        code, said = call(*words)
+        assert code == 2
+        assert part in " ".join(said.err.split())
+
+
+def test_a_run_without_pictures_is_refused(tmp_path):
+    out = tmp_path / "run"
+    settings = {"attacks": ["linear_inversion"], "seeds": [0], "out": out, "pictures": False}
+    audit.run_audit("mlp,hidden=[16]", "digits", **settings)
+    own = folders.read(out).assessments[0]
+    assert [one.matcher for one in own.reidentified] == ["nearest", "edges"]
+    with pytest.raises(ValueError, match="stores no reconstructed images"):
+        audit.reidentify_run(out, "nearest")
+
+
+def test_rows_of_a_table_are_named_too():
+    """The domain's own distance says which row is nearest; there are no edges."""
+    found = audit.run_audit(
+        "mlp,hidden=[16]", "german", attacks=["linear_inversion"], seeds=[0], error_bound="none"
+    )
+    own = folders.read(found.folder).assessments[0]
+    assert [(one.matcher, one.right) for one in own.reidentified] == [("nearest", (True,))]
