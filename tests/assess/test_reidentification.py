@@ -180,6 +180,17 @@ def test_candidates_have_the_label_of_the_true_one():
         reidentify(truth, inputs[:1], Batch(inputs[1:2], labels[1:2]), criterion)
 
 
+def test_blocks_of_candidates_give_the_same_names(monkeypatch):
+    every = _digits()
+    criterion = Criterion.of(of_shape((1, 8, 8)))
+    truth, others = Batch(every.inputs[:8], every.labels[:8]), Batch(every.inputs, every.labels)
+    seen = truth.inputs + 0.3 * normal((8, 1, 8, 8), stream(0, "noise"))
+    whole = reidentify(truth, seen, others, criterion, "edges")
+    monkeypatch.setattr("leakbound.assess.reidentification.BLOCK", 7 * 64)
+    assert reidentify(truth, seen, others, criterion, "edges") == whole
+    assert 0 < sum(whole.right) < 8
+
+
 def test_near_copies_are_counted_and_drawn_by_lot():
     """A gallery with a copy of the true example: naming the copy is wrong, in half of the cases."""
     source = stream(3, "copies")
@@ -222,8 +233,9 @@ def test_what_is_given_must_fit():
     truth, others = _batch(people[:1]), _batch(people[1:])
     with pytest.raises(ValueError, match="reconstructions holds examples"):
         reidentify(truth, people[:1, :3], others, VECTORS)
-    with pytest.raises(ValueError, match="candidates is 0"):
-        reidentify(truth, people[:1], others, VECTORS, candidates=0)
+    for few in (0, 1):
+        with pytest.raises(ValueError, match=f"candidates is {few}"):
+            reidentify(truth, people[:1], others, VECTORS, candidates=few)
     with pytest.raises(ValueError, match="NaN"):
         reidentify(truth, people[:1] * math.nan, others, VECTORS)
 

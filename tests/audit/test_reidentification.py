@@ -1,14 +1,18 @@
 """Is it this person? After an audit, from the reconstructions that the run stores."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from leakbound import audit
 from leakbound._util import files
 from leakbound._util.intervals import clopper_pearson
+from leakbound.assess.measure import strip
+from leakbound.audit import reidentification
 from leakbound.bounds.knowledge import naming_success
 from leakbound.cli import main
+from leakbound.randomness import stream, uniform
 from leakbound.report import folder as folders
 from leakbound.report.tables import RunSummary
 
@@ -138,6 +142,24 @@ def test_the_command_takes_a_matcher_or_an_embedding(run, mine, capsys):
         code, said = call(*words)
         assert code == 2
         assert part in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_strip_is_read_as_it_was_written(tmp_path, channels):
+    images = uniform((3, channels, 5, 4), stream(0, "strip"))
+    name, content = strip(2 * images - 1, (-1.0, 1.0))
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / name).write_bytes(content)
+    context = SimpleNamespace(
+        input_shape=(channels, 5, 4), domain=SimpleNamespace(input_range=(-1.0, 1.0))
+    )
+    own = SimpleNamespace(pictures={"reconstruction": name})
+    read = reidentification._reconstructions(tmp_path, own, context)
+    assert read.shape == images.shape
+    assert float((read - (2 * images - 1)).abs().max()) <= 1 / 255 + 1e-6
+    (tmp_path / "pictures" / name).write_bytes(b"other")
+    with pytest.raises(ValueError, match="missing or damaged"):
+        reidentification._reconstructions(tmp_path, own, context)
 
 
 def test_a_run_without_pictures_is_refused(tmp_path):

@@ -380,7 +380,7 @@ class Reidentification(RecordPart, frozen=True, kw_only=True):
 
     matcher: str
     right: tuple[bool, ...]
-    candidates: Count
+    candidates: Annotated[int, Meta(ge=2, le=2**63 - 1)]
     near: Count = 0
     noise_multiplier: Number | None = None
     bound: Probability | None = None
@@ -486,10 +486,11 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         lengths = {len(values) for values in self.metrics.values()}
+        lengths |= {len(one.right) for one in self.reidentified}
         if len(lengths | {len(self.baseline), len(self.matched)}) > 1 and (
             self.metrics or self.baseline or self.matched
         ):
-            raise ValueError("metrics, baseline and matched differ in length")
+            raise ValueError("metrics, baseline, matched and reidentified differ in length")
 
     @property
     def key(self) -> str:

@@ -26,6 +26,8 @@ from leakbound.domains import Domain
 from leakbound.randomness import permutation, stream
 
 CANDIDATES = 100
+BLOCK = 1 << 25
+"""Numbers of the candidates that are scored at a time: 256 MiB in float64."""
 Matcher = Callable[[Tensor, Tensor], Any]
 """From reconstructions (N, *S) and candidates (P, *S) to scores (N, P), higher for the same person.
 Each pair is scored by itself."""
@@ -128,6 +130,8 @@ def reidentify(
         ((True,), 51)
     """
     check.count(candidates=candidates)
+    if candidates < 2:
+        raise ValueError("candidates is 1; give 2 or more: the true example and others")
     for what, own in (("reconstructions", reconstructions), ("others", others.inputs)):
         if own.shape[1:] != truth.inputs.shape[1:]:
             raise ValueError(
@@ -184,12 +188,19 @@ def _galleries(
 
 
 def _scores(matcher: Matcher, name: str, reconstructions: Tensor, pool: Tensor) -> Tensor:
-    """(N, P) in float64; whatever goes wrong in the user's function is said with its name."""
-    sizes = tuple(reconstructions.shape), tuple(pool.shape)
+    """(N, P) in float64, block by block: large images fit into memory."""
+    count = max(1, BLOCK // max(1, pool[0].numel()))
+    blocks = torch.split(pool, count)
+    return torch.cat([_checked(matcher, name, reconstructions, block) for block in blocks], 1)
+
+
+def _checked(matcher: Matcher, name: str, reconstructions: Tensor, block: Tensor) -> Tensor:
+    """The scores; whatever goes wrong in the user's function is said with its name."""
+    sizes = tuple(reconstructions.shape), tuple(block.shape)
     call = f"matcher {name!r}, called with tensors of shapes {sizes[0]} and {sizes[1]},"
     # Copies: what a function does to its arguments changes nothing here.
-    found = _called(call, matcher, reconstructions.clone(), pool.clone())
-    wanted = (len(reconstructions), len(pool))
+    found = _called(call, matcher, reconstructions.clone(), block.clone())
+    wanted = (len(reconstructions), len(block))
     if tuple(found.shape) != wanted:
         raise ValueError(
             f"{call} returned shape {tuple(found.shape)}; return {wanted}: a score for each "

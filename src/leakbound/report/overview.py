@@ -23,7 +23,7 @@ from leakbound.assess.record import (
 from leakbound.assess.verdict import together
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Strip
-from leakbound.report.sentences import advice, answer, undefended
+from leakbound.report.sentences import advice, answer, shortened, undefended
 from leakbound.report.settings import SettingRow, by_setting, setting_row
 from leakbound.report.tables import NO_DEFENSE, AttackKey, Names, RunSummary, title
 from leakbound.report.template import listing, upper_bound
@@ -331,7 +331,11 @@ def _person(own: Assessment, place: int) -> str:
     """Whether one example was named among others, and by which matchers; empty if not tested."""
     if not own.reidentified:
         return ""
-    by = [f"{one.matcher} of {one.candidates}" for one in own.reidentified if one.right[place]]
+    by = [
+        f"{shortened(one.matcher)} of {one.candidates}"
+        for one in own.reidentified
+        if one.right[place]
+    ]
     if by:
         return f"named by {listing(by)} candidates"
     return f"not named among {own.reidentified[0].candidates} candidates"

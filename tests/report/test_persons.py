@@ -1,0 +1,80 @@
+"""Is it this person? What the page says of matches whose numbers are made up."""
+
+import pytest
+
+from leakbound._util.intervals import clopper_pearson
+from leakbound.assess.record import Reidentification
+from leakbound.report import sentences, tables, write
+from leakbound.report.folder import read
+
+
+def _match(right, candidates=100, matcher="nearest", **more):
+    return Reidentification(matcher=matcher, right=tuple(right), candidates=candidates, **more)
+
+
+@pytest.fixture
+def summary(tmp_path, make_run, make_assessment):
+    """A run whose experiments hold these matches, one example each batch."""
+
+    def build(*matches):
+        records = [
+            make_assessment(seed=seed, reidentified=own, psnr=[12.0])
+            for seed, own in enumerate(matches)
+        ]
+        return tables.RunSummary(read(make_run(tmp_path / "run", records)))
+
+    return build
+
+
+def test_shares_chance_and_bounds_are_means_over_examples(summary):
+    found = (
+        summary(
+            (_match([True], 100, bound=0.03, noise_multiplier=2.0), _match([False], 100, "edges")),
+            (
+                _match([True], 50, bound=0.05, noise_multiplier=2.0, near=1),
+                _match([True], 50, "edges"),
+            ),
+        )
+        .configurations[0]
+        .identified
+    )
+    assert (found.matcher, found.share.hits, found.share.n) == ("nearest", 2, 2)
+    # Two matchers share the error.
+    assert found.share.low == pytest.approx(clopper_pearson(2, 2, 0.0125)[0])
+    assert found.chance == pytest.approx(0.015)
+    assert found.bound == pytest.approx(0.04)
+    assert (found.candidates, found.near) == (100, 1)
+
+
+def test_a_bound_that_one_experiment_lacks_is_no_bound(summary):
+    own = summary((_match([True], bound=0.5),), (_match([False]),)).configurations[0].identified
+    assert own.bound is None
+    assert summary((), ()).configurations[0].identified is None
+
+
+def test_the_page_says_it_beside_the_decibels(summary):
+    found = summary(*[(_match([True]), _match([False], matcher="edges"))] * 6)
+    rows = found.configurations
+    (line,) = sentences.is_it_this_person(rows, found.assessments[0].criterion)
+    assert "6 of 6 named right among 100 candidates" in line
+    assert "at a median of 12.0 dB" in line
+    assert "no bound" in line
+    page = write(found.run.folder).read_text()
+    assert "Is it this person?" in page
+    assert "named by nearest of 100 candidates" in page
+    assert "name the right one of 100 candidates more often than chance" in page
+
+
+def test_what_chance_explains_is_not_said_first(summary):
+    found = summary(*[(_match([seed == 0], 20, bound=1.0),) for seed in range(6)])
+    assert not found.configurations[0].identified.beyond_chance
+    page = write(found.run.folder).read_text()
+    assert "more often than chance" not in page
+    assert "1 of 6 named right among 20 candidates" in page
+    assert "excludes nothing" in page
+    assert "not named among 20 candidates" in page or "named by nearest of 20 candidates" in page
+
+
+def test_matches_fit_the_examples(make_assessment):
+    with pytest.raises(ValueError, match="reidentified differ in length"):
+        make_assessment(psnr=[12.0], reidentified=(_match([True, False]),))
