@@ -169,3 +169,25 @@ def test_noise_for_a_gain_over_all_rounds(file, capsys):
     assert call(*given, "gain<=0.1 for sex") == 0
     assert call(*given, "gain<=0.1", "--known", "sex") == 2
     assert "changes nothing" in capsys.readouterr().err
+
+
+def test_three_attackers_over_all_rounds(file, capsys):
+    """Noise 300 over four rounds: 2 Phi(2 / 600) - 1 = .00266 for anyone."""
+    path = file(LOCAL)
+    given = ("bound", "--deployment", path, "--data", "german", "--share", "0.9", "--json")
+    known = ("--known", "foreign_worker,personal_status_and_sex")
+    assert call(*given, *known, "--accept", "0.05") == 0
+    found = json.loads(capsys.readouterr().out)["attackers"]
+    assert [(one["audience"], one["unit"]) for one in found] == [
+        ("server", "client"),
+        ("clients", "client"),
+    ]
+    for one in found:
+        stranger, intruder, anyone = one["rows"]
+        assert anyone["gain"] == pytest.approx(0.00266, abs=1e-5)
+        assert stranger["bound"] < intruder["bound"] <= intruder["without"] + anyone["gain"] + 1e-9
+    # The stranger's bound is .009 and the intruder's .018.
+    assert call(*given, "--accept", "0.012") == 0
+    capsys.readouterr()
+    assert call(*given, *known, "--accept", "0.012") == 1
+    assert call("bound", "--deployment", path, *known) == 2

@@ -95,7 +95,6 @@ def test_the_command_shows_three_lines(capsys):
         (["--data", "german", "--known", "zip"], "known names 'zip'"),
         (["--data", "mnist5k", "--known", "top"], "give region:"),
         (["--data", "german", "--known", "housing", "--prior", "these"], "leave prior out"),
-        (["--deployment", "d.toml", "--known", "housing"], "known is 'housing'"),
         (["--dim", "9", "--norm", "1", "--known", "region:top"], "give data"),
     ],
 )

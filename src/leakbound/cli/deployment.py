@@ -20,10 +20,10 @@ from leakbound.risk.attackers import goal_of_intruder, refuse_model
 from leakbound.risk.calibrate import refuse_given
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
-from leakbound.risk.deployment.laws import SEES_ALL, noise_of
+from leakbound.risk.deployment.laws import SEES_ALL, laws_of, noise_of
 from leakbound.risk.deployment.mistakes import CLEAR
 from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
-from leakbound.risk.examples import SPHERE, width_of
+from leakbound.risk.examples import SPHERE, Examples, width_of
 from leakbound.risk.statement import UNINFORMED
 from leakbound.risk.target import GainTarget, Target
 
@@ -41,32 +41,40 @@ NOT_STATED = 3
 def bound(command: options.BoundOptions) -> int:
     """Of a deployment if a file is given, otherwise of one training.
 
-    Exit code of a deployment: 0: protected for all; 1: not; 3: not, and a fact that may change it
+    Exit code of a deployment: 0: protected from all (with known parts, also from the intruder); 1:
+    not; 3: not, and a fact that may change it
     is missing.
     """
     if not any((command.deployment, command.flower, command.nvflare)):
         return risk.bound(command)
-    if command.known is not None:
-        raise ValueError(
-            f"known is {command.known!r}, which states one training; give --noise-multiplier, "
-            "--steps and --sampling-rate in place of a file"
-        )
     probability("accept", command.accept)
     probability("delta", command.delta)
     deployment, mistakes, source = _read(command)
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
-        against = _against(command, deployment)
+        examples = _examples(command, deployment)
+        against = None if examples is None else _against(command, examples)
         rows = state(
             deployment,
             delta=command.delta,
             audiences=command.audience,
             against=against,
         )
+    asked = deployment.unit or "example"
+    laws = [
+        law
+        for law in laws_of(deployment)
+        if command.known and law.unit == asked and law.audience in command.audience
+    ]
+    three = risk.attackers(command, examples, [law.bound for law in laws])
     result = {
         "deployment": deployment,
         "rows": [row.plain() for row in rows],
+        "attackers": [
+            {"audience": law.audience, "unit": law.unit, "rows": [row.plain() for row in own]}
+            for law, own in zip(laws, three, strict=True)
+        ],
         "mistakes": mistakes,
         "prior": None if against is None or against.prior is None else against.prior.name,
         "accepted": command.accept,
@@ -76,13 +84,19 @@ def bound(command: options.BoundOptions) -> int:
         print(text)
     else:
         _show(command, deployment, mistakes, rows, against, source)
+        for own, who in grouped(
+            zip(three, (WHO[law.audience] for law in laws), strict=True)
+        ).items():
+            console.print(f"[bold]{', '.join(who)}: {OF[asked]}, over all rounds[/bold]")
+            risk.show_attackers(own)
     if command.out is not None:
         toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
         contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}
-    if rows and all(row.protected for row in rows) and not in_clear:
+    intruded = any(own[1].bound is None or own[1].bound > command.accept for own in three)
+    if rows and all(row.protected for row in rows) and not in_clear and not intruded:
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
 
@@ -180,18 +194,18 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
     return *read(path), path
 
 
-def _against(
-    command: options.BoundOptions,
-    deployment: Deployment,
-) -> RiskCriteria | None:
+def _examples(command: options.BoundOptions, deployment: Deployment) -> Examples | None:
+    """Those of the data, or by their numbers alone; None if neither is given."""
     dim = deployment.record.dim
     norm = deployment.record.norm
     if command.data is not None:
-        examples = risk.examples_of(command)
-    elif command.prior == SPHERE and dim is not None and norm is not None:
-        examples = risk.examples_of(command, dim=dim, norm=(norm,))
-    else:
-        return None
+        return risk.examples_of(command)
+    if command.prior == SPHERE and dim is not None and norm is not None:
+        return risk.examples_of(command, dim=dim, norm=(norm,))
+    return None
+
+
+def _against(command: options.BoundOptions, examples: Examples) -> RiskCriteria:
     levels = [
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
         for words, eta in risk.thresholds_of(command, examples.domain)

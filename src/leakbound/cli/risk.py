@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.markup import escape
@@ -22,13 +23,13 @@ from leakbound._util.formats import (
 )
 from leakbound.assess import sentences
 from leakbound.assess.criterion import Criterion
-from leakbound.bounds.counting import CONFIDENCE, PublicSample
+from leakbound.bounds.counting import CONFIDENCE, Lift, PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
-from leakbound.risk.attackers import AttackerRow, refuse_model, three_attackers
+from leakbound.risk.attackers import AttackerRow, attackers_under, refuse_model
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
     MOST_STEPS,
@@ -38,6 +39,7 @@ from leakbound.risk.corridor import (
     corridor,
     epsilon,
     examples_words,
+    success_bound,
 )
 from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.gain import GainCalibration
@@ -56,7 +58,8 @@ def bound(command: options.BoundOptions) -> int:
     with errors.status("bounding ..."):
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
-    attackers = _attackers(command, examples, edges)
+    lift = partial(success_bound, edges.setting)
+    three = [row for rows in attackers(command, examples, [lift]) for row in rows]
     result = {
         "setting": edges.setting,
         "delta": command.delta,
@@ -64,7 +67,7 @@ def bound(command: options.BoundOptions) -> int:
         "accepted": command.accept,
         "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
-        "attackers": [row.plain() for row in attackers],
+        "attackers": [row.plain() for row in three],
         "attained_scope": edges.attained_scope,
         "bound_scope": edges.bound_scope,
     }
@@ -72,7 +75,7 @@ def bound(command: options.BoundOptions) -> int:
         print(as_json(result))
     else:
         _show_bound(result, edges, examples, explain=command.explain)
-        _show_attackers(attackers)
+        show_attackers(three)
     if command.out is not None:
         contents = as_json(result).encode(), _plot(edges, command)
         write_results(
@@ -83,26 +86,26 @@ def bound(command: options.BoundOptions) -> int:
     return 0
 
 
-def _attackers(
+def attackers(
     command: options.BoundOptions,
-    examples: Examples,
-    edges: Corridor,
-) -> list[AttackerRow]:
-    """Stranger, intruder and anyone at the middle threshold, if known parts are named."""
+    examples: Examples | None,
+    lifts: Sequence[Lift],
+) -> list[tuple[AttackerRow, ...]]:
+    """Stranger, intruder and anyone at the middle threshold under each lift, if parts are named."""
     if command.known is None:
         return []
     refuse_model(command.known, command.prior)
+    if examples is None:
+        raise ValueError(f"known is {command.known!r}, but there are no data; give --data")
     with errors.status("completing examples without the update ..."):
-        return list(
-            three_attackers(
-                edges.setting,
-                examples,
-                command.known,
-                psnr=_middle(command.psnr),
-                share=_middle(command.share),
-                labels_known=command.labels_known,
-                say=errors.say,
-            )
+        return attackers_under(
+            lifts,
+            examples,
+            command.known,
+            psnr=_middle(command.psnr),
+            share=_middle(command.share),
+            labels_known=command.labels_known,
+            say=errors.say,
         )
 
 
@@ -110,7 +113,7 @@ def _middle(levels: Sequence[float]) -> float:
     return sorted(levels)[len(levels) // 2]
 
 
-def _show_attackers(rows: Sequence[AttackerRow]) -> None:
+def show_attackers(rows: Sequence[AttackerRow]) -> None:
     """Three lines: who, what they reach without the update, and with it."""
     if not rows:
         return

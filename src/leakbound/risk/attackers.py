@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch
 
 from leakbound.assess.criterion import Criterion, distance_of
 from leakbound.assess.imputers import Completion, prior_of_intruder
-from leakbound.bounds.counting import PublicSample
+from leakbound.bounds.counting import Lift, PublicSample
 from leakbound.bounds.knowledge import informed, largest_gain
 from leakbound.domains.known import Known, known_parts
 from leakbound.risk.corridor import TrainingSetting, success_bound
@@ -89,19 +89,46 @@ def three_attackers(
         >>> [row.attacker for row in rows], round(rows[2].gain, 3)
         (['stranger', 'intruder', 'anyone'], 0.383)
     """
-    parts, knows = intruder(examples, known, labels_known=labels_known)
     lift = partial(success_bound, setting)
+    return attackers_under(
+        [lift],
+        examples,
+        known,
+        psnr=psnr,
+        share=share,
+        labels_known=labels_known,
+        say=say,
+    )[0]
+
+
+def attackers_under(
+    lifts: Sequence[Lift],
+    examples: Examples,
+    known: str,
+    *,
+    psnr: float = 20.0,
+    share: float = 0.9,
+    labels_known: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[tuple[AttackerRow, ...]]:
+    """`three_attackers` under each lift F, such as the law of each audience of a deployment.
+
+    What is known without an update is counted once.
+    """
+    parts, knows = intruder(examples, known, labels_known=labels_known)
     whole = Criterion.of(parts.domain, psnr=psnr, share=share)
     rest = Criterion.of(parts.domain, psnr=psnr, share=share, known=known)
     stranger = examples.prior(labels_known=labels_known)
     assert isinstance(stranger, PublicSample)  # the default prior of data
     completion = _best_completion(examples, parts, rest, stranger, say)
-    gain, _ = largest_gain(lift)
-    return (
-        _bounded("stranger", "", whole, stranger, lift),
-        _bounded("intruder", known, rest, knows, lift, completion),
-        AttackerRow("anyone", "anything", "any goal", None, None, gain),
-    )
+    return [
+        (
+            _bounded("stranger", "", whole, stranger, lift),
+            _bounded("intruder", known, rest, knows, lift, completion),
+            AttackerRow("anyone", "anything", "any goal", None, None, largest_gain(lift)[0]),
+        )
+        for lift in lifts
+    ]
 
 
 def intruder(
@@ -190,7 +217,7 @@ def _bounded(
     knows: str,
     criterion: Criterion,
     sample: PublicSample,
-    lift: Callable[..., Any],
+    lift: Lift,
     measured: Completion | None = None,
 ) -> AttackerRow:
     bounds, logs = sample.success_bound(lift, criterion.level)
@@ -200,7 +227,7 @@ def _bounded(
     if measured is not None:
         # Nothing was completed: the limit on that is what is known.
         share = max(measured.share, 1 / measured.total)
-        from_measured = float(lift(math.log(share)))
+        from_measured = float(np.ravel(lift(np.array([math.log(share)])))[0])
     return AttackerRow(
         attacker,
         knows,
