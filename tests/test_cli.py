@@ -193,7 +193,7 @@ def test_a_bound_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name
     said = f"estimate of a lower bound on the error ({name}), not proved: a mean squared error of"
     assert said in brief
     assert "bounds cover: nothing (an estimate); prior: one Gaussian per class" in brief
-    assert "unit: one update of this batch. Assumptions: --explain" in brief
+    assert "unit: one example in one update. Assumptions: --explain" in brief
     assert "(relu" not in brief
     assert said in kinked
     assert "--explain" not in kinked

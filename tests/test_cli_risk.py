@@ -272,7 +272,7 @@ BOUND = ("bound", "--noise-multiplier", "1")
             "noise_multiplier is inf",
         ),
         ((*GOOD, *KNOWN, "--prior", "mixture"), "prior is 'mixture'.*give --data"),
-        ((*GOOD, *KNOWN, "--size", 8), "size, channels and schema"),
+        ((*GOOD, *KNOWN, "--size", 8), "size, channels, schema, person and people_mean"),
         ((*GOOD, "--data", "no-such-data"), "no-such-data"),
         ((*GOOD, "--data", "digits", "--dim", 7), "dim is 7, but the data have 64"),
         ((*GOOD, "--data", "digits", "--input-range", 0, 0.5), "input_range is 0 to 0.5, but the"),

@@ -45,25 +45,25 @@ def test_one_folder_is_one_class(prefix, name, tmp_path):
     assert load(pack(tmp_path / "a.zip", members)).class_names == (name,)
 
 
-def test_writers_are_read_from_names_in_the_archive(tmp_path):
+def test_persons_are_read_from_names_in_the_archive(tmp_path):
     members = {f"set/{k}/0{k}_{who}.png": png(51 * who + 5 * k) for k in (1, 2) for who in (3, 1)}
     source = pack(tmp_path / "a.zip", members)
-    data = load(source, writer="last")
-    assert (data.class_names, data.writer_names) == (("1", "2"), ("1", "3"))
+    data = load(source, person="last")
+    assert (data.class_names, data.person_names) == (("1", "2"), ("1", "3"))
     values = (data.inputs[:, 0, 0, 0] * 255).round().long()
-    told = [51 * (1, 3)[w] + 5 * (k + 1) for w, k in zip(data.writers, data.labels, strict=True)]
+    told = [51 * (1, 3)[w] + 5 * (k + 1) for w, k in zip(data.persons, data.labels, strict=True)]
     assert values.tolist() == told
     plain = load(source)
     assert plain.inputs.equal(data.inputs)
     assert plain.fingerprint != data.fingerprint
 
 
-def test_a_writer_is_only_text(tmp_path):
+def test_a_person_is_only_text(tmp_path):
     members = {f"a/{k}_<script>.png": png(k) for k in range(2)}
     members |= {"a/" + "_" * 60_000 + "x.png": png(2)}  # no rule takes more than one pass
-    data = load(pack(tmp_path / "a.zip", members), writer="last")
-    assert data.writer_names == ("<script>", "x")
-    assert load(pack(tmp_path / "b.zip", {"../../w/a.png": png()}), writer="inner_folder").classes
+    data = load(pack(tmp_path / "a.zip", members), person="last")
+    assert data.person_names == ("<script>", "x")
+    assert load(pack(tmp_path / "b.zip", {"../../w/a.png": png()}), person="inner_folder").classes
 
 
 def test_names_that_climb_are_only_text(tmp_path):

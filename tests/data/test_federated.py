@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import stats
 
 from leakbound.data import Dataset, load
-from leakbound.data.federated import by_writer, dirichlet, equal
+from leakbound.data.federated import by_person, dirichlet, equal
 
 CLIENTS = 4
 
@@ -18,11 +18,11 @@ def _stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def _written(writers=(2, 0, 2, 0, 0), names=("ann", "bob", "cy")):
-    count = len(writers)
+def _written(persons=(2, 0, 2, 0, 0), names=("ann", "bob", "cy")):
+    count = len(persons)
     inputs = torch.arange(count).float().view(-1, 1, 1, 1) / count
-    labels, numbers = torch.zeros(count, dtype=torch.int64), torch.tensor(writers)
-    return Dataset(inputs, labels, ("x",), writers=numbers, writer_names=names)
+    labels, numbers = torch.zeros(count, dtype=torch.int64), torch.tensor(persons)
+    return Dataset(inputs, labels, ("x",), persons=numbers, person_names=names)
 
 
 def _whole(parts, count):
@@ -32,79 +32,79 @@ def _whole(parts, count):
     assert sorted(torch.cat(parts).tolist()) == list(range(count))
 
 
-# Data sets with writers.
+# Data sets with persons.
 
 
-def test_the_fingerprint_without_writers_is_that_of_images_and_labels():
+def test_the_fingerprint_without_persons_is_that_of_images_and_labels():
     inputs, labels = torch.rand(3, 1, 2, 2, generator=_stream()), torch.tensor([0, 1, 0])
     data = Dataset(inputs, labels, ("a", "b"))
     content = repr((3, 1, 2, 2)).encode() + inputs.numpy().tobytes() + labels.numpy().tobytes()
     assert data.fingerprint == hashlib.sha256(content).hexdigest()
 
 
-def test_the_fingerprint_follows_the_writers():
+def test_the_fingerprint_follows_the_persons():
     prints = {_written(w).fingerprint for w in ((0, 1), (1, 0), (1, 1))}
     assert len(prints) == 3
     assert _written((0, 1)).fingerprint == _written((0, 1), names=("x", "y")).fingerprint
 
 
-def test_a_subset_carries_its_writers():
+def test_a_subset_carries_its_persons():
     part = _written().subset(torch.tensor([4, 2]))
-    assert part.writers.tolist() == [0, 2]
-    assert part.writer_names == ("ann", "bob", "cy")
+    assert part.persons.tolist() == [0, 2]
+    assert part.person_names == ("ann", "bob", "cy")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"writers": torch.tensor([0, 1])}, r"writers has shape \(2,\).*give \(5,\) of int64"),
-        ({"writers": torch.zeros(5)}, "float32"),
-        ({"writers": torch.tensor([0, 1, 2, 3, 0])}, "run from 0 to 3, with 3 writer names"),
-        ({"writers": torch.tensor([0, -1, 2, 2, 0])}, "run from -1 to 2"),
-        ({"writers": None}, "writer_names holds 3 names, but writers is None"),
+        ({"persons": torch.tensor([0, 1])}, r"persons has shape \(2,\).*give \(5,\) of int64"),
+        ({"persons": torch.zeros(5)}, "float32"),
+        ({"persons": torch.tensor([0, 1, 2, 3, 0])}, "run from 0 to 3, with 3 person names"),
+        ({"persons": torch.tensor([0, -1, 2, 2, 0])}, "run from -1 to 2"),
+        ({"persons": None}, "person_names holds 3 names, but persons is None"),
     ],
 )
-def test_wrong_writers_are_refused(change, words):
+def test_wrong_persons_are_refused(change, words):
     labels = torch.zeros(5, dtype=torch.int64)
-    given = {"writer_names": ("ann", "bob", "cy"), **change}
+    given = {"person_names": ("ann", "bob", "cy"), **change}
     with pytest.raises(ValueError, match=words):
         Dataset(torch.zeros(5, 1, 1, 1), labels, ("x",), **given)
 
 
 @pytest.mark.parametrize("source", ["digits", "npz:a.npz", "cifar:a.bin"])
-def test_a_source_without_names_has_no_writers(source):
-    with pytest.raises(ValueError, match=r"writer is 'last', but .*folder:PATH or zip:PATH"):
-        load(source, writer="last")
+def test_a_source_without_names_has_no_persons(source):
+    with pytest.raises(ValueError, match=r"person is 'last', but .*folder:PATH or zip:PATH"):
+        load(source, person="last")
 
 
-# By writer.
+# By person.
 
 
-def test_by_writer_is_one_client_a_writer_with_images():
+def test_by_person_is_one_client_a_person_with_images():
     data = _written()
-    parts = by_writer(data)
+    parts = by_person(data)
     assert [part.tolist() for part in parts] == [[1, 3, 4], [0, 2]]
-    assert [data.writer_names[data.writers[part[0]]] for part in parts] == ["ann", "cy"]
+    assert [data.person_names[data.persons[part[0]]] for part in parts] == ["ann", "cy"]
 
 
-def test_by_writer_of_files(tmp_path):
+def test_by_person_of_files(tmp_path):
     for who in ("07", "03", "11"):
         for letter in "ab":
             file = tmp_path / letter / f"0108_{who}.png"
             file.parent.mkdir(exist_ok=True)
             Image.new("L", (2, 2), int(who)).save(file)
-    data = load(f"folder:{tmp_path}", writer="last")
-    parts = by_writer(data)
+    data = load(f"folder:{tmp_path}", person="last")
+    parts = by_person(data)
     _whole(parts, 6)
     for who, part in zip((3, 7, 11), parts, strict=True):
         assert (data.inputs[part] * 255).round().unique().tolist() == [who]
         assert sorted(data.labels[part].tolist()) == [0, 1]
 
 
-def test_by_writer_needs_writers():
+def test_by_person_needs_persons():
     data = Dataset(torch.zeros(1, 1, 1, 1), torch.tensor([0]), ("x",), name="mine")
-    with pytest.raises(ValueError, match=r"'mine' does not say who.*load it with writer"):
-        by_writer(data)
+    with pytest.raises(ValueError, match=r"'mine' does not say who.*load it with person"):
+        by_person(data)
 
 
 # The Dirichlet split.

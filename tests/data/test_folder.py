@@ -53,52 +53,52 @@ def test_classes_are_the_folders_by_name(folder):
         ("inner_folder", ["c1/07/a.png", "c1/09/a.png", "c2/07/a.png", "c2/09/a.png"]),
     ],
 )
-def test_writers_are_read_from_the_name(rule, names, tmp_path):
+def test_persons_are_read_from_the_name(rule, names, tmp_path):
     for k, name in enumerate(names):
         paint(tmp_path / name, (k, 0, 0))
-    data = load(f"folder:{tmp_path}", writer=rule)
+    data = load(f"folder:{tmp_path}", person=rule)
     assert data.class_names == ("c1", "c2")
-    assert data.writer_names == ("07", "09")
+    assert data.person_names == ("07", "09")
     # classes come in turn; the red value says which file an image is
     shown = (data.inputs[:, 0, 0, 0] * 255).round().long().tolist()
     assert sorted(shown) == [0, 1, 2, 3]
     assert data.labels.tolist() == [k // 2 for k in shown]
-    assert data.writers.tolist() == [k % 2 for k in shown]
-    first = load(f"folder:{tmp_path}", writer=rule, limit=3)
-    assert first.writers.tolist() == data.writers[:3].tolist()
-    assert first.writer_names == ("07", "09")
+    assert data.persons.tolist() == [k % 2 for k in shown]
+    first = load(f"folder:{tmp_path}", person=rule, limit=3)
+    assert first.persons.tolist() == data.persons[:3].tolist()
+    assert first.person_names == ("07", "09")
 
 
-def test_one_writer_or_one_class_only(tmp_path):
+def test_one_person_or_one_class_only(tmp_path):
     for k in range(2):
         paint(tmp_path / "a" / "ann" / f"{k}.png")
-    outer = load(f"folder:{tmp_path}", writer="outer_folder")
-    assert (outer.writer_names, outer.class_names) == (("a",), ("ann",))
-    inner = load(f"folder:{tmp_path}", writer="inner_folder")
-    assert (inner.writer_names, inner.class_names) == (("ann",), ("a",))
-    assert load(f"folder:{tmp_path}/a", writer="inner_folder").class_names == ("all",)
+    outer = load(f"folder:{tmp_path}", person="outer_folder")
+    assert (outer.person_names, outer.class_names) == (("a",), ("ann",))
+    inner = load(f"folder:{tmp_path}", person="inner_folder")
+    assert (inner.person_names, inner.class_names) == (("ann",), ("a",))
+    assert load(f"folder:{tmp_path}/a", person="inner_folder").class_names == ("all",)
 
 
-def test_without_a_rule_there_are_no_writers(folder):
+def test_without_a_rule_there_are_no_persons(folder):
     data = load(f"folder:{folder}")
-    assert data.writers is None
-    assert data.writer_names == ()
+    assert data.persons is None
+    assert data.person_names == ()
 
 
 @pytest.mark.parametrize(
     ("rule", "name", "words"),
     [
-        ("outer_folder", "c/a.png", r"image 'c/a.png' has 1 folders.*needs WRITER/CLASS/image"),
-        ("inner_folder", "a.png", "has 0 folders.*needs CLASS/WRITER/image"),
-        ("last", "c/_-_.png", r"image 'c/_-_.png' names no writer.*such as 0108_07.png"),
-        ("first", "c/_.png", r"names no writer.*such as 07_0108.png"),
-        ("folder", "c/a.png", "writer is 'folder'; did you mean"),
+        ("outer_folder", "c/a.png", r"image 'c/a.png' has 1 folders.*needs PERSON/CLASS/image"),
+        ("inner_folder", "a.png", "has 0 folders.*needs CLASS/PERSON/image"),
+        ("last", "c/_-_.png", r"image 'c/_-_.png' names no person.*such as 0108_07.png"),
+        ("first", "c/_.png", r"names no person.*such as 07_0108.png"),
+        ("folder", "c/a.png", "person is 'folder'; did you mean"),
     ],
 )
-def test_names_without_a_writer_are_refused(rule, name, words, tmp_path):
+def test_names_without_a_person_are_refused(rule, name, words, tmp_path):
     paint(tmp_path / name)
     with pytest.raises(ValueError, match=words):
-        load(f"folder:{tmp_path}", writer=rule)
+        load(f"folder:{tmp_path}", person=rule)
 
 
 def test_one_changed_pixel_changes_the_fingerprint(folder):

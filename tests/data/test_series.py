@@ -51,10 +51,10 @@ def test_masks_are_the_bright_parts():
     assert raw.inputs.shape == (count, 3, 64, 64)
     assert raw.labels.shape == (count, 64, 64)
     assert raw.labels.dtype == torch.int64
-    assert raw.writer_names == tuple(PHOTOS)
+    assert raw.person_names == tuple(PHOTOS)
     luma = (raw.inputs.float() * torch.tensor(LUMA)[:, None, None]).sum(1)
     for photo in range(len(PHOTOS)):
-        own = raw.writers == photo
+        own = raw.persons == photo
         bright = raw.labels[own] == 1
         assert 0.02 < float(bright.float().mean()) < 0.9
         assert float(luma[own][bright].min()) >= float(luma[own][~bright].max()) - 1e-3

@@ -85,8 +85,10 @@ def test_people_are_declared(digits):
     assert two["sample"].probability == half["sample"].probability
     assert two["sample"].probability > bounds_of(batch, public)["sample"].probability
     assert "known model" not in two
-    assert "each person has up to 2 examples" in " ".join(two["sample"].assumptions)
-    assert "each person has one example" in " ".join(half["sample"].assumptions)
+    assert "one person with at most 2 examples in this update, as declared" in " ".join(
+        two["sample"].assumptions
+    )
+    assert "one example in this update, as declared" in " ".join(half["sample"].assumptions)
 
 
 def test_near_copies_of_other_people_count_beside_a_persons_own(digits):
@@ -97,7 +99,7 @@ def test_near_copies_of_other_people_count_beside_a_persons_own(digits):
     both = bounds_of(Batch(inputs, labels), public, people=2)["sample"]
     own = bounds_of(Batch(digits.inputs[:8], labels), public, people=4)["sample"]
     assert both.probability == own.probability
-    assert "divided by 2, and by 2 for a person" in " ".join(both.assumptions)
+    assert "the noise of one is divided by 4" in " ".join(both.assumptions)
 
 
 @pytest.mark.parametrize("participation", ["visible", "hidden"])
@@ -162,8 +164,8 @@ def test_an_attack_of_the_command_line_takes_people(capsys):
         with pytest.raises(SystemExit):
             main([*given, "--people", str(people)])
         (bound, *_) = json.loads(capsys.readouterr().out)["bounds"]
-        said = "one example" if people == 1 else f"up to {people} examples"
-        assert f"each person has {said}" in " ".join(bound["assumptions"])
+        said = "one example" if people == 1 else f"one person with at most {people} examples"
+        assert f"unit: {said} in this update, as declared" in " ".join(bound["assumptions"])
     with pytest.raises(ValueError, match="people is 0"):
         Settings((1, 8, 8), people=0)
     with pytest.raises(ValueError, match="people is 0"):

@@ -46,17 +46,19 @@ def bound(**changes):
 @pytest.mark.parametrize(
     ("basis", "words"),
     [
-        ("sample", "whatever the model is, no attacker reaches 20 dB from one update with a "
+        ("sample", "whatever the model is, no attacker reaches 20 dB for one example from one "
+         "update with a "
          "probability above 0.04: 95% confidence from 1000 public examples, of which one candidate "
          "(or one per class, with labels known) may match 3, if private examples are drawn like "
          "them (at most 1.4 times as densely)"),
-        ("examples", "whatever the model is, no attacker reaches 20 dB from one update with a "
+        ("examples", "whatever the model is, no attacker reaches 20 dB for one example from one "
+         "update with a "
          "probability above 0.04, averaged over these 1000 examples; it says nothing about others"),
-        ("known model", "from one update of this model, no attacker reaches 20 dB with a "
-         "probability above 0.04: 95% confidence from 1000 public examples, if private examples "
-         "are drawn like them (at most 1.4 times as densely)"),
-        ("fitted model", "all attackers; none reaches 20 dB from one update with a probability "
-         "above 0.04 if examples follow the model 1000 public examples"),
+        ("known model", "from one update of this model, no attacker reaches 20 dB for one example "
+         "with a probability above 0.04: 95% confidence from 1000 public examples, if private "
+         "examples are drawn like them (at most 1.4 times as densely)"),
+        ("fitted model", "all attackers; none reaches 20 dB for one example from one update with a "
+         "probability above 0.04 if examples follow the model 1000 public examples"),
     ],
 )  # fmt: skip
 def test_what_each_bound_says(basis, words):

@@ -1,24 +1,52 @@
-"""Near-copies in a batch: a group of them moves the update as one unit of their number."""
+"""People and near-copies in a batch: k examples of one unit move the update k times as far."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from scipy import stats
 
 from leakbound.assess.criterion import distance_of
 from leakbound.assess.released import Released
+from leakbound.assess.sentences import unit_of
 
 NOT_LOOKED = (
     "no near-copy of an example is in the same update: assumed, as the batch is not known here"
 )
 
 
-def count(released: Released, people: int = 1) -> int:
+def count(released: Released, people: int | None = None) -> int:
     """The most examples of the update that count as one: those of one person, and all near them.
 
     Near is within the distance of two examples that one candidate matches. Where the batch is not
-    known, nobody looks for near ones. Near ones may be of other people, so the numbers multiply.
+    known, nobody looks for near ones. If it is only declared how many examples a person has, near
+    ones may be of other people, so the numbers multiply.
     """
-    return min(people * _near(released), released.examples)
+    known = released.persons is not None and released.batch is not None
+    if people is None and known and released.examples > 1:
+        return _counted(released)
+    return min(most_of_person(released, people) * _near(released), released.examples)
+
+
+def most_of_person(released: Released, people: int | None = None) -> int:
+    """The largest number of one person's examples in the update: as declared, else as counted.
+
+    Raises:
+        ValueError: fewer are declared than the update holds.
+    """
+    persons = released.persons
+    held = 1 if persons is None else int(torch.unique(persons, return_counts=True)[1].max())
+    if people is None:
+        return held
+    if people < held:
+        raise ValueError(
+            f"people is {people}, but the update holds {held} examples of one person; give "
+            f"people = {held} or more, or leave it out: they are then counted"
+        )
+    return min(people, released.examples)
 
 
 def crowding(released: Released, limit: float) -> float:
@@ -28,7 +56,10 @@ def crowding(released: Released, limit: float) -> float:
     A small value shows that the private examples are not like the public ones behind the limit. Any
     example of the batch may be the one, so its binomial tail counts once for each.
     """
-    return crowding_of(_largest(released, matched=True), released.examples, limit)
+    persons = released.persons
+    # A person's own examples are similar: one of each person is independent of the others.
+    count = released.examples if persons is None else len(torch.unique(persons))
+    return crowding_of(_largest(released, matched=True), count, limit)
 
 
 def crowding_of(
@@ -46,6 +77,34 @@ def crowding_of(
     return min(1.0, count * float(stats.binom.sf(alike - 2, count - 1, limit)))
 
 
+def _counted(released: Released) -> int:
+    """The most examples of the batch that are of one person or near an example of theirs."""
+    persons = released.persons
+    assert persons is not None  # the caller asks
+    criterion = released.criterion
+
+    def make() -> int:
+        owner = torch.unique(persons, return_inverse=True)[1].cpu().numpy()
+        reached = owner == np.arange(owner.max() + 1)[:, None]  # (people, B)
+        distance = distance_of(criterion.domain)
+        start = 0
+        for block in distance.among(_rows(released)):
+            of_block = owner[start : start + len(block)]
+            np.logical_or.at(reached, of_block, block <= distance.reach(criterion.level))
+            start += len(block)
+        return int(reached.sum(1).max())
+
+    return released.cached("one person's", (criterion.level, criterion), make)
+
+
+def _rows(released: Released) -> NDArray[Any]:
+    """The coded examples of the batch: what counts of them."""
+    assert released.batch is not None  # the callers ask
+    criterion = released.criterion
+    inputs = criterion.counted(released.batch.inputs.detach())
+    return distance_of(criterion.domain).coded(inputs.flatten(1).double().cpu().numpy())
+
+
 def _near(released: Released) -> int:
     """The most examples of the batch that are near one of them, itself included."""
     return _largest(released, matched=False)
@@ -53,17 +112,16 @@ def _near(released: Released) -> int:
 
 def _largest(released: Released, *, matched: bool) -> int:
     """The most examples of the batch that one of them matches, or is near to; itself included."""
-    batch = released.batch
-    if batch is None or not released.truth_known or released.examples < 2:
+    if released.batch is None or not released.truth_known or released.examples < 2:
         return 1
     criterion = released.criterion
     eta = criterion.level
 
     def make() -> int:
         distance = distance_of(criterion.domain)
-        rows = distance.coded(
-            criterion.counted(batch.inputs.detach()).flatten(1).double().cpu().numpy()
-        )
+        rows = _rows(released)
+        if matched and released.persons is not None:
+            rows = rows[np.unique(released.persons.cpu().numpy(), return_index=True)[1]]
         radius = eta if matched else distance.reach(eta)
         most = 1
         for block in distance.among(rows):
@@ -73,19 +131,24 @@ def _largest(released: Released, *, matched: bool) -> int:
     return released.cached("near copies", (eta, criterion, matched), make)
 
 
-def words(released: Released, people: int = 1) -> tuple[str, ...]:
-    """What a bound on several examples says of people and near-copies."""
+def words(released: Released, people: int | None = None) -> tuple[str, ...]:
+    """What a bound says of its unit and of near-copies."""
     if released.examples < 2:
-        return ()
-    said = "one example" if people == 1 else f"up to {people} examples"
-    most = _near(released)
-    near = "none of the examples in this update is near another one (it was looked at)"
+        return (f"unit: {unit_of(1)}, the only one in the update",)
+    own = most_of_person(released, people)
+    counted = people is None and released.persons is not None
+    how = "as declared"
+    if people is None:
+        how = "as counted" if counted else "as nobody said who is who"
+    unit = f"unit: {unit_of(own)} in this update, {how}"
     if released.batch is None or not released.truth_known:
-        near = NOT_LOOKED
-    elif most > 1:
-        near = (
-            f"up to {most} of the examples in this update are near one of them and count as one "
-            f"unit: the noise of one is divided by {most}"
-        )
-        near += f", and by {people} for a person" if people > 1 else ""
-    return f"each person has {said} in the update, as declared", near
+        return unit, NOT_LOOKED
+    alike = _near(released)
+    near = f"up to {alike} of the examples in this update are near one of them"
+    if alike == 1:
+        near = "none of the examples in this update is near another one (it was looked at)"
+    most = count(released, people)
+    if most == 1:
+        return unit, near
+    together = "those of a person and all near them" if counted or own > 1 else "they"
+    return unit, f"{near}; {together} count as one unit: the noise of one is divided by {most}"

@@ -266,6 +266,7 @@ class Bound(RecordPart, frozen=True, kw_only=True):
         rare: share of public examples that no candidate matches together with another one. The
             bound averages over examples, and says least about such ones.
         density_margin: how many times as dense as public examples private ones may be.
+        unit: whose reconstruction it is about: one example, or one person with at most so many.
         excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
         on_average: the bound on the mean error lies above the criterion's; single lucky examples
             are not excluded.
@@ -292,6 +293,7 @@ class Bound(RecordPart, frozen=True, kw_only=True):
     largest_ball: Count | None = None
     rare: Probability | None = None
     density_margin: Number | None = None
+    unit: str = "one example"
     epsilon: Number | None = None
 
     @property

@@ -31,6 +31,7 @@ class Released:
             what was sent with the result of the defense's `imitate`.
         public: public examples of the same kind.
         origins: (n,) the source of each public example, if several share one.
+        persons: (B,) the person of each example of the batch; None if not known.
         same_law: p-value of a test that private and public examples have one distribution; None:
             no test.
         private: all private examples, including the batch, for a statement about these.
@@ -49,6 +50,7 @@ class Released:
     public: Batch | None
     truth_known: bool = True
     origins: Tensor | None = None
+    persons: Tensor | None = None
     same_law: float | None = None
     private: Batch | None = None
     fresh: bool = False

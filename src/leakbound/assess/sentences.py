@@ -57,6 +57,16 @@ def ordered(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject))
 
 
+def unit_of(people: int) -> str:
+    """Whose reconstruction a bound is about.
+
+    Example:
+        >>> unit_of(1), unit_of(3)
+        ('one example', 'one person with at most 3 examples')
+    """
+    return "one example" if people == 1 else f"one person with at most {people} examples"
+
+
 def rare(
     alone: int,
     count: int,

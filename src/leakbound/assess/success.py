@@ -25,7 +25,7 @@ from leakbound.assess.released import (
     refuse_other_distances,
     refuse_side_information,
 )
-from leakbound.assess.sentences import DOUBTED, GUESS, rare
+from leakbound.assess.sentences import DOUBTED, GUESS, rare, unit_of
 from leakbound.bounds import conversions, counting, identification, record_priors
 from leakbound.bounds.attainable import FEWEST, Attainable
 from leakbound.bounds.knowledge import informed
@@ -71,14 +71,14 @@ class RiskSpec:
         these: also state, exactly, what holds on average over the private examples of the audit.
             The number depends on private data: keep the records and the report local.
         people: the largest number of one person's examples in an update; near-copies that are
-            counted in a batch may be more.
+            counted in a batch may be more. None: counted where the data say who is who, else 1.
     """
 
     probability: float | None = 0.001
     prior: str = "mixture"
     components: int = 32
     these: bool = False
-    people: int = 1
+    people: int | None = None
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 < self.probability < 1:
@@ -87,7 +87,8 @@ class RiskSpec:
                 "bound"
             )
         check.one_of([*KINDS, "none"], prior=self.prior)
-        check.count(components=self.components, people=self.people)
+        check.count(components=self.components)
+        check.given(check.count, people=self.people)
 
 
 def sample_key(released: Released) -> tuple[Any, ...]:
@@ -339,6 +340,7 @@ def _stated(
         covers=scope.covers,
         excludes_threshold=value <= spec.probability and holds,
         on_average=False,
+        unit=unit_of(near_copies.most_of_person(released, spec.people)),
         assumptions=(
             *assumptions[:1],
             *near_copies.words(released, spec.people),

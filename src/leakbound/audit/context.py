@@ -82,6 +82,7 @@ class PlanContext:
             limit=spec.limit,
             schema=spec.schema,
             bits=spec.bits,
+            person=spec.person,
         )
 
     @cached_property
@@ -121,7 +122,7 @@ class PlanContext:
         if count < FEW:
             none = torch.zeros(0, dtype=torch.long)
             return {"private": torch.arange(count), "public": none, "test": none}
-        return data.split(count, SPLITS, seed=0, name="audit")
+        return data.split(count, SPLITS, seed=0, name="audit", persons=self.dataset.people)
 
     @cached_property
     def counted(self) -> Batch | None:
@@ -154,7 +155,7 @@ class PlanContext:
     @cached_property
     def same_law(self) -> float | None:
         """p-value of a test that private and public images have one distribution; None: too few."""
-        parts = [self.drawn[name] for name in ("public", "private")]
+        parts = [self._one_each(self.drawn[name]) for name in ("public", "private")]
         if min(map(len, parts)) < SMALLEST:
             return None
         # fixed draws: the same data give the same p-value
@@ -162,6 +163,14 @@ class PlanContext:
             self.dataset.inputs[places[:LOOKED]].flatten(1).double().numpy() for places in parts
         ]
         return same_law(rows[0], rows[1], np.random.default_rng(0))
+
+    def _one_each(self, places: Tensor) -> Tensor:
+        """One example of each person, as a person's examples are similar; all if nobody knows."""
+        people = self.dataset.people
+        if people is None:
+            return places
+        first = np.unique(people[places].numpy(), return_index=True)[1]
+        return places[torch.from_numpy(np.sort(first))]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -194,12 +203,16 @@ class PlanContext:
     ) -> Batch | None:
         """Private and test examples outside of these batches, which no attack sees.
 
-        Of many, those with the classes of the batches come first, and others are left out.
+        Of many, those with the classes of the batches come first, and others are left out. Nobody
+        in the batches has another example here: it may look like theirs without any chance.
         """
         order = self._order(size, clients, seed)
         taken = order[: size * clients]
         rest = order[size * clients :]
         rest = torch.cat([rest, self.splits["test"]])
+        people = self.dataset.people
+        if people is not None:
+            rest = rest[~torch.isin(people[rest], people[taken])]
         if not len(rest):
             return None
         labels = self.dataset.labels
@@ -306,6 +319,13 @@ class PlanContext:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
+
+
+def persons_of(context: PlanContext, size: int, clients: int, seed: int) -> Tensor | None:
+    """The person of each example of the context's `batches`, in their order; None if not known."""
+    people = context.dataset.people
+    taken = context._order(size, clients, seed)[: size * clients]
+    return None if people is None else people[taken]
 
 
 def others_in_round(

@@ -34,6 +34,7 @@ from leakbound.audit.context import (
     one_line,
     one_thread,
     others_in_round,
+    persons_of,
 )
 from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
@@ -345,6 +346,7 @@ def _judge(
         context.threat(unit.threat),
         context.counted,
         origins=context.origins,
+        persons=persons_of(context, unit.batch_size, len(played.observation.cohort), unit.seed),
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
         # User code may load any weights, so whether they depend on examples is not known.

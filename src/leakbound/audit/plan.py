@@ -29,7 +29,8 @@ MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once
 class DataSpec:
     """The data: a source, the processing of its images, and the schema's file of a table.
 
-    `bits`: how many bits 16-bit images use. `loss` is what models are trained on: a name in
+    `bits`: how many bits 16-bit images use. `person`: the part of an image's name that identifies
+    its person. `loss` is what models are trained on: a name in
     `leakbound.losses.LOSSES`.
     """
 
@@ -39,6 +40,7 @@ class DataSpec:
     limit: int | None = None
     schema: str | None = None
     bits: int | None = None
+    person: str | None = None
     loss: str = "cross_entropy"
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ def simulate(
     loss: str | Loss = "cross_entropy",
     error_bound: str = "trace",
     probability: float | None = 0.001,
-    people: int = 1,
+    people: int | None = None,
     fresh: bool = False,
     round: int | None = None,
 ) -> Simulation:
@@ -137,7 +137,7 @@ def simulate(
         error_bound: which bound on every attacker's error: "trace" or "full" (estimates),
             "weiss_weinstein" (proven) or "none".
         probability: the accepted probability of a reconstruction; None requests no such bound.
-        people: the largest number of one person's examples in the update.
+        people: the largest number of one person's examples in the update; None counts as 1.
         fresh: the weights depend on no public or private example, such as random ones. Only then
             is there a bound for an honest server that sends this model.
         round: the attacked round of a training of these clients alone, in which each holds its

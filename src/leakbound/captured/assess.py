@@ -53,7 +53,7 @@ class Case:
     criterion: Criterion
     public: PublicExamples | None = None
     truth: Batch | None = None
-    people: int = 1
+    people: int | None = None
 
 
 def read_truth(

@@ -274,7 +274,7 @@ class Settings:
         domain: what an input is, if it is a row of a table or text.
         loss: what the client trained on, as in `Task.of`.
         schema: the file of a table's schema, for `public` and the truth.
-        people: the largest number of one person's examples in an update, for bounds.
+        people: the largest number of one person's examples in an update, for bounds; None is 1.
     """
 
     input_shape: tuple[int, ...] = ()
@@ -290,7 +290,7 @@ class Settings:
     domain: Domain | None = None
     loss: str | Loss = "cross_entropy"
     schema: str | None = None
-    people: int = 1
+    people: int | None = None
 
     @property
     def form(self) -> Domain:

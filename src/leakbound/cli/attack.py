@@ -94,7 +94,7 @@ def _plan(
                 "known": command.known,
             },
             "error_bound": {"kind": command.error_bound},
-            "risk": {"people": command.people},
+            "risk": {} if command.people is None else {"people": command.people},
             "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )

@@ -525,16 +525,17 @@ def show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
     if bounds and not explain:
         covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
         priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
+        units = ", ".join(dict.fromkeys(bound.unit for bound in bounds))
         console.print(
-            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: one update of this batch. "
-            "Assumptions: --explain[/dim]"
+            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: {units} in one "
+            "update. Assumptions: --explain[/dim]"
         )
         return
     for bound in bounds:
         source = f" \\[{safe(bound.equation)}]" if bound.equation else ""
         console.print(
             f"[bold]{safe(bound.name)}[/bold]: covers {_covered(bound)}; prior: "
-            f"{safe(bound.prior)}; unit: one update of this batch{source}"
+            f"{safe(bound.prior)}; unit: {bound.unit} in one update{source}"
         )
         for assumption in bound.assumptions:
             console.print(f"  - {safe(assumption)}")

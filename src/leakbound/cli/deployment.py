@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
 
@@ -54,6 +55,7 @@ def bound(command: options.BoundOptions) -> int:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
         examples = _examples(command, deployment)
+        deployment = deployment if examples is None else _counted(deployment, examples)
         against = None if examples is None else _against(command, examples)
         rows = state(
             deployment,
@@ -106,14 +108,14 @@ def calibration(command: options.Calibrate) -> int:
     if command.deployment is None:
         return risk.calibration(command)
     deployment, mistakes = file.read(command.deployment)
-    one = command.steps == command.sampling_rate == command.people == 1
-    if command.solve != "noise_multiplier" or not one:
+    one = command.steps == command.sampling_rate == 1
+    if command.solve != "noise_multiplier" or not one or command.people is not None:
         raise ValueError(
             "solve, steps, sampling_rate and people are those of one training; a deployment file "
             "names its rounds, participation and record.people, and its noise multiplier is found"
         )
     with errors.status("calibrating ..."):
-        target, prior = _goal(command)
+        deployment, target, prior = _goal(command, deployment)
         calibrated = least_noise(
             deployment,
             target,
@@ -148,18 +150,22 @@ def calibration(command: options.Calibrate) -> int:
     return 0
 
 
-def _goal(command: options.Calibrate) -> tuple[Target | GainTarget, Baseline | None]:
-    """The target, and the prior of the examples; a gain needs none."""
+def _goal(
+    command: options.Calibrate,
+    deployment: Deployment,
+) -> tuple[Deployment, Target | GainTarget, Baseline | None]:
+    """The deployment with what the data count, the target, and the prior; a gain needs none."""
     gain = GainTarget.parse(command.target)
     if command.radius != 1:
         raise ValueError(f"radius is {command.radius:g}, and a deployment takes 1; leave it out")
     if gain is not None:
         given = {"data": command.data, "prior": command.prior, "known": command.known}
         refuse_given(given, gain)
-        return gain, None
+        return deployment, gain, None
     if command.data is None:
         raise ValueError("data is not given; give public examples like the clients' with --data")
     examples = risk.examples_of(command)
+    deployment = _counted(deployment, examples)
     width = width_of(command.input_range)
     if command.known is not None:
         refuse_model(command.known, command.prior)
@@ -170,12 +176,12 @@ def _goal(command: options.Calibrate) -> tuple[Target | GainTarget, Baseline | N
             labels_known=command.labels_known,
             input_width=width,
         )
-        return target, knows
+        return deployment, target, knows
     target = Target.parse(command.target, input_range=width, domain=examples.domain)
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     if prior is None:
         raise ValueError("prior is sphere, under which nothing is protected; leave it out")
-    return target, prior
+    return deployment, target, prior
 
 
 def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...], Path]:
@@ -220,6 +226,14 @@ def _against(command: options.BoundOptions, examples: Examples) -> RiskCriteria:
         examples.dim,
         examples.norms[0],
     )
+
+
+def _counted(deployment: Deployment, examples: Examples) -> Deployment:
+    """The same with the most examples of one person, if the data say who is who."""
+    if examples.persons is None:
+        return deployment
+    people = examples.people(deployment.record.people)
+    return replace(deployment, record=replace(deployment.record, people=people))
 
 
 def _show(

@@ -20,6 +20,7 @@ Name = Annotated[str, Option("NAME")]
 Range = Annotated[tuple[float, float], Option("LOW HIGH")]
 Audiences = Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")]
 EVERYONE: Final = ("server", "clients")
+Persons = Literal["first", "last", "outer_folder", "inner_folder"]
 Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery", "bigram"]
 
 
@@ -119,8 +120,9 @@ class AttackOptions:
     """The defense; by default none. With --update, by default what `leakbound capture` saw."""
     batch_size: int | None = None
     """Examples per client; by default 1. With --update, inferred where the update shows it."""
-    people: int = 1
-    """Most examples of one person in an update, for bounds."""
+    people: int | None = None
+    """Most examples of one person in an update, for bounds. Counted where the schema names the
+    person of a row; otherwise 1."""
     seed: int = 0
     """Seed of weights, batch and noise."""
     known: Annotated[str, Option("PARTS")] = ""
@@ -447,8 +449,14 @@ class TrainingOptions:
     """Training steps."""
     sampling_rate: float = 1.0
     """Probability that a step holds an example."""
-    people: int = 1
-    """Most examples of one person."""
+    people: int | None = None
+    """Most examples of one person. By default counted in --data if persons are known, else 1."""
+    people_mean: float | None = None
+    """Mean examples of one person: state the risk of a random example, not of a random person.
+    Needs --people."""
+    person: Annotated[Persons | None, Option("RULE")] = None
+    """What names the person in an image's path: first, last (part of the file's name),
+    outer_folder or inner_folder. A table names its column in the schema."""
     participation: Annotated[Literal["visible", "hidden"], Option("WORD")] = "visible"
     """Are the example's steps visible or hidden? A server that selects clients sees them."""
     prior: Annotated[Prior | None, Option("PRIOR")] = None
@@ -480,7 +488,7 @@ class TrainingOptions:
     """Print JSON."""
 
 
-_DATA = "data schema dim norm size channels exclude input_range"
+_DATA = "data schema person dim norm size channels exclude input_range"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,12 +503,15 @@ class BoundOptions(TrainingOptions):
 
     GROUPS: ClassVar = {
         "Federated training": "deployment flower nvflare audience",
-        "Training": "noise_multiplier steps sampling_rate people participation",
+        "Training": "noise_multiplier steps sampling_rate people people_mean participation",
         "Data": _DATA,
         "Risk": "psnr share eta accept prior labels_known known",
         "Output": "explain delta out json",
     }
-    RARE: ClassVar = "schema dim norm size channels exclude eta delta audience share labels_known"
+    RARE: ClassVar = (
+        "schema person people_mean dim norm size channels exclude eta delta audience share "
+        "labels_known"
+    )
 
     deployment: File = None
     """Who clips, adds noise, takes part."""
@@ -535,13 +546,15 @@ class Calibrate(TrainingOptions):
     GROUPS: ClassVar = {
         "Target": "target solve",
         "Federated training": "deployment audience unit",
-        "Training": "steps sampling_rate people participation noise_multiplier noise_std clip_norm",
+        "Training": "steps sampling_rate people people_mean participation noise_multiplier "
+        "noise_std clip_norm",
         "Data": _DATA,
         "Risk": "prior labels_known known radius",
         "Output": "explain delta json",
     }
     RARE: ClassVar = (
-        "schema dim norm size channels exclude input_range delta audience unit labels_known radius"
+        "schema person people_mean dim norm size channels exclude input_range delta audience unit "
+        "labels_known radius"
     )
 
     target: Annotated[str, Option("TARGET")]

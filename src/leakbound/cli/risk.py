@@ -41,7 +41,7 @@ from leakbound.risk.corridor import (
     examples_words,
     success_bound,
 )
-from leakbound.risk.examples import Examples, listed, width_of
+from leakbound.risk.examples import Examples, listed, person_sizes, width_of
 from leakbound.risk.gain import GainCalibration
 from leakbound.risk.statement import UNINFORMED, of_membership
 from leakbound.risk.target import Target
@@ -70,11 +70,13 @@ def bound(command: options.BoundOptions) -> int:
         "attackers": [row.plain() for row in three],
         "attained_scope": edges.attained_scope,
         "bound_scope": edges.bound_scope,
+        "unit": sentences.unit_of(edges.setting.people),
     }
     if command.json:
         print(as_json(result))
     else:
         _show_bound(result, edges, examples, explain=command.explain)
+        _show_count(edges.setting.people, command.people)
         show_attackers(three)
     if command.out is not None:
         contents = as_json(result).encode(), _plot(edges, command)
@@ -152,12 +154,15 @@ def calibration(command: options.Calibrate) -> int:
         _show_gain(calibrated, explain=command.explain)
     else:
         _show_calibration(calibrated, explain=command.explain)
+    if not command.json:
+        _show_count(calibrated.setting.people, command.people)
     return 0
 
 
 def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
     """The examples that the options name; `known` are dim and norm."""
-    names = ("size", "channels", "schema", "exclude", "input_range")
+    names = ("size", "channels", "schema", "person", "exclude", "input_range")
+    known["person_sizes"] = person_sizes(command.people, command.people_mean)
     return Examples.of(command.data, **{name: getattr(command, name) for name in names}, **known)
 
 
@@ -180,7 +185,7 @@ def bounded(
         steps=command.steps,
         sampling_rate=command.sampling_rate,
         participation=command.participation,
-        people=command.people,
+        people=examples.people(command.people),
     )
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     attacks = examples.attacks()
@@ -359,7 +364,7 @@ def _show_gain(found: GainCalibration, *, explain: bool) -> None:
     console.print(
         f"The training adds at most {format_upper(found.gain, 4)}, and the most at a success of "
         f"{found.place:.2g}. This holds for {escape(goal)} any attacker, whatever they know "
-        "already."
+        f"already. Unit: {sentences.unit_of(setting.people)}."
     )
     if explain:
         _show_scope("gain", found.scope)
@@ -447,8 +452,18 @@ def _show_scopes(
     see = "see" if edges.setting.participation == "visible" else "do not see"
     console.print(
         f"[dim]covers: {edges.bound_scope.covers} attackers, who {see} which steps hold the "
-        f"example; prior: {escape(prior)}; unit: one example. Scopes: --explain[/dim]"
+        f"example; prior: {escape(prior)}; unit: {sentences.unit_of(edges.setting.people)}. "
+        "Scopes: --explain[/dim]"
     )
+
+
+def _show_count(people: int, declared: int | None) -> None:
+    """That the examples of a person were counted in public data, which may hold fewer."""
+    if declared is None and people > 1:
+        console.print(
+            f"A person has up to {people} examples in --data. If one may have more in the private "
+            "data, declare it: --people"
+        )
 
 
 def _show_scope(name: str, scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""Assign images to the clients of a federation: by writer, by class shares, or evenly."""
+"""Assign images to the clients of a federation: by person, by class shares, or evenly."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from leakbound.data.raw import expect
 from leakbound.data.sources import Dataset
 from leakbound.randomness import permutation
 
-__all__ = ["by_writer", "dirichlet", "equal"]
+__all__ = ["by_person", "dirichlet", "equal"]
 
 _TRIES = 1000
 
 
-def by_writer(dataset: Dataset) -> list[Tensor]:
-    """One client per writer: ascending indices, in the order of `dataset.writer_names`.
+def by_person(dataset: Dataset) -> list[Tensor]:
+    """One client per person: ascending indices, in the order of `dataset.person_names`.
 
-    Writers without an image (after a limit or a subset) are left out: client k's name is
-    `dataset.writer_names[dataset.writers[parts[k][0]]]`.
+    Persons without an image (after a limit or a subset) are left out: client k's name is
+    `dataset.person_names[dataset.persons[parts[k][0]]]`.
     """
-    if dataset.writers is None:
+    if dataset.persons is None:
         raise ValueError(
-            f"data set {dataset.name!r} does not say who made its images; load it with writer, "
-            "such as load('folder:PATH', writer='last'), or split it with dirichlet or equal"
+            f"data set {dataset.name!r} does not say who made its images; load it with person, "
+            "such as load('folder:PATH', person='last'), or split it with dirichlet or equal"
         )
-    return _groups(dataset.writers)
+    return _groups(dataset.persons)
 
 
 def dirichlet(

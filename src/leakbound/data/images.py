@@ -65,23 +65,25 @@ TYPES = 8
 WIDE = 65535
 """Highest value of 16 bits."""
 MAX_FILE = 256 << 20
-WRITERS: dict[str, str] = {
-    "first": "the first part of the file's name, parts being joined by _ or -: WRITER_0001.png",
-    "last": "the last part of the file's name: 0108_WRITER.png",
-    "outer_folder": "the folder above that of the class: WRITER/CLASS/0001.png",
-    "inner_folder": "the folder below that of the class: CLASS/WRITER/0001.png",
+PERSONS: dict[str, str] = {
+    "first": "the first part of the file's name, parts being joined by _ or -: PERSON_0001.png",
+    "last": "the last part of the file's name: 0108_PERSON.png",
+    "outer_folder": "the folder above that of the class: PERSON/CLASS/0001.png",
+    "inner_folder": "the folder below that of the class: CLASS/PERSON/0001.png",
 }
-"""The part of an image's name that identifies its writer -> one line about it."""
+"""The part of an image's name that identifies its person -> one line about it. A person is who
+made the image, or whom it shows.
+"""
 
 _FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "AVIF", "GIF", "TIFF", "PPM")
 _MARKED = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "TIFF")
 """Formats whose first bytes no text has by chance."""
 
 _FOLDER = {
-    "outer_folder": (2, "WRITER/CLASS/image"),
-    "inner_folder": (1, "CLASS/WRITER/image"),
+    "outer_folder": (2, "PERSON/CLASS/image"),
+    "inner_folder": (1, "CLASS/PERSON/image"),
 }
-"""Rule -> how many levels above the image the writer's folder is, and the form for errors."""
+"""Rule -> how many levels above the image the person's folder is, and the form for errors."""
 
 
 Decoder = Callable[[bytes | bytearray, str], Tensor]
@@ -269,7 +271,7 @@ def _collect(
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the image's folder, below the folder that all images share; 'all' at the top. A
-    folder that names the writer (see `WRITERS`) is first removed from the path.
+    folder that names the person (see `PERSONS`) is first removed from the path.
     """
     if not images:
         held = f" ({_listed(others)})" if others else ""
@@ -280,17 +282,17 @@ def _collect(
         what = "1 file of a type that is" if count == 1 else f"{count} files of types that are"
         notes.append(f"left out {what} not read: {_listed(others)}")
     images.sort(key=lambda image: image[0].name)
-    origins = [_origin(file.name, options.writer) for file, _ in images]
+    origins = [_origin(file.name, options.person) for file, _ in images]
     labels, names = _numbers(_classes([folders for _, folders in origins]))
     order = interleave(labels)[: options.limit]
     dealt = [images[k] for k in order.tolist()]
     pixels, dark = _decode_all(dealt, options)
     named = tuple(_printable(file.name) for file, _ in dealt)
     raw = Raw(pixels, labels[order], names, files=named, notes=(*notes, *dark))
-    if options.writer is None:
+    if options.person is None:
         return raw
-    writers, writer_names = _numbers([writer for writer, _ in origins])
-    return replace(raw, writers=writers[order], writer_names=writer_names)
+    persons, person_names = _numbers([person for person, _ in origins])
+    return replace(raw, persons=persons[order], person_names=person_names)
 
 
 def decode(data: bytes | bytearray, name: str) -> Tensor:
@@ -431,7 +433,7 @@ def _numbers(words: list[str]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
-    """The writer of the image with that name, by a rule, and the folders left for its class."""
+    """The person of the image with that name, by a rule, and the folders left for its class."""
     path = PurePosixPath(name)
     folders = path.parent.parts
     if rule is None:
@@ -440,7 +442,7 @@ def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
         place, form = _FOLDER[rule]
         if len(folders) < place:
             raise ValueError(
-                f"image {name!r} has {len(folders)} folders above it; writer = {rule!r} needs "
+                f"image {name!r} has {len(folders)} folders above it; person = {rule!r} needs "
                 f"{form}"
             )
         at = len(folders) - place
@@ -448,7 +450,7 @@ def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
     parts = [part for part in path.stem.replace("-", "_").split("_") if part]
     if not parts:
         raise ValueError(
-            f"image {name!r} names no writer; for writer = {rule!r} give a name such as "
+            f"image {name!r} names no person; for person = {rule!r} give a name such as "
             f"{'07_0108' if rule == 'first' else '0108_07'}{path.suffix}"
         )
     return parts[0 if rule == "first" else -1], folders

@@ -93,7 +93,7 @@ def photo_masks(options: Options) -> Raw:
 
     A pixel is bright if its luma is above Otsu's threshold of its photograph's tiles. No person
     drew these masks: no installed package holds real ones. The photograph of a tile counts as its
-    writer.
+    person, as its tiles are not independent.
     """
     tiles = photos(options)
     filters: Any = importlib.import_module("skimage.filters")  # `photos` says if it is missing

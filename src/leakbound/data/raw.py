@@ -26,15 +26,16 @@ LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Options:
-    """How `load` shapes images; None leaves them unchanged, or reads no writers.
+    """How `load` shapes images; None leaves them unchanged, or reads no persons.
 
-    `schema` is the file that describes a table, `bits` how many bits 16-bit images use.
+    `person` names the part of an image's name that identifies a person, `schema` the file that
+    describes a table, `bits` how many bits 16-bit images use.
     """
 
     size: int | None = None
     channels: int | None = None
     limit: int | None = None
-    writer: str | None = None
+    person: str | None = None
     schema: str | Path | None = None
     bits: int | None = None
 
@@ -44,7 +45,7 @@ class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
     Of a table `inputs` are rows (N, n) of its `columns`, of a text tokens (N, n) of its `words`. If
-    requested, `writers` (N,) are indices into `writer_names`. Image files have their names in
+    requested, `persons` (N,) are indices into `person_names`. Image files have their names in
     `files`, in that order. `notes` say what was left out, and what to check.
     """
 
@@ -52,8 +53,8 @@ class Raw:
     labels: Tensor
     class_names: tuple[str, ...]
     columns: tuple[Column, ...] = ()
-    writers: Tensor | None = None
-    writer_names: tuple[str, ...] = ()
+    persons: Tensor | None = None
+    person_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ HEAD = """\
 # A draft. Check every column, then set confirmed = true.
 # - low and high are those of the file: give public limits, such as 0 to 120 years.
 # - sensitive = true shows a column first in reports.
+# - person = "COLUMN" names whom a row is of, if a person may have several rows: it is no input.
 # - A number may also have: unit, tolerance, center, scale. A category: encoding.
 """
 _TEXTS = (
@@ -57,6 +58,7 @@ _TEXTS = (
     "censored",
     "format",
     "target",
+    "person",
     "target_decimal",
     "target_unit",
     "delimiter",
@@ -86,6 +88,8 @@ class Schema:
         target_decimal, target_unit: the decimal mark and the unit in the file of a label that is a
             number, as in `Column`.
         notes: comments by column name, in a draft.
+        person: name of the column that identifies the person of a row, or "" if each row is of
+            another person. The model does not take it.
 
     Example:
         >>> age = Column("age", "integer", 0, 120)
@@ -114,13 +118,15 @@ class Schema:
     target_decimal: str = "."
     target_unit: str = ""
     notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    person: str = ""
 
     def __post_init__(self) -> None:
         names = [column.name for column in TableDomain(self.columns).columns]
-        for name in (self.target, *self.ignore):
+        for name in (self.target, *filter(None, [self.person]), *self.ignore):
             if name in names:
                 raise ValueError(
-                    f"column {name!r} has two places in columns, target and ignore; give it one"
+                    f"column {name!r} has two places in columns, target, person and ignore; give "
+                    "it one"
                 )
             names.append(name)
         if not self.target:
@@ -180,6 +186,8 @@ class Schema:
             f"target = {toml(self.target)}{notes.get(self.target, '')}",
             f"classes = {toml(self.classes)}",
         ]
+        if self.person:
+            lines.append(f"person = {toml(self.person)}")
         if self.target_decimal != ".":
             lines.append(f"target_decimal = {toml(self.target_decimal)}")
         if self.target_unit:

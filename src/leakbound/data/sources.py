@@ -19,7 +19,7 @@ from leakbound._util import files
 from leakbound.core import Batch
 from leakbound.data.cifar import read_cifar
 from leakbound.data.idx import read_idx
-from leakbound.data.images import WRITERS, read_folder, read_zip
+from leakbound.data.images import PERSONS, read_folder, read_zip
 from leakbound.data.npz import read_npz
 from leakbound.data.packaged import TABLES, digits, mnist5k, photo_masks, photos, table
 from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, within_limit
@@ -44,7 +44,7 @@ def _table(path: Path, options: Options) -> Raw:
 
 
 class Source(NamedTuple):
-    """A line on what it gives, its reader, and which of writer, schema and bits it takes."""
+    """A line on what it gives, its reader, and which of person, schema and bits it takes."""
 
     text: str
     read: Callable[..., Raw]
@@ -67,11 +67,11 @@ PACKAGED: dict[str, Source] = {
 """Sources by name; their readers take options."""
 AT_PATH: dict[str, Source] = {
     "folder": Source(
-        "image files in a folder, one folder per class", read_folder, ("writer", "bits")
+        "image files in a folder, one folder per class", read_folder, ("person", "bits")
     ),
     "idx": Source("IDX files of MNIST and similar sets, plain or .gz", read_idx),
     "cifar": Source("CIFAR-10 or CIFAR-100, binary batches", read_cifar),
-    "zip": Source("image files in a zip archive, read in place", read_zip, ("writer", "bits")),
+    "zip": Source("image files in a zip archive, read in place", read_zip, ("person", "bits")),
     "text": Source("lines of a UTF-8 text, as sequences of words", read_text),
     "npz": Source("arrays inputs and labels of a NumPy archive", read_npz, ("bits",)),
     "table": Source(
@@ -87,7 +87,10 @@ SOURCES: dict[str, str] = {
 }
 """Source form -> one line on what it gives."""
 _LACKS = {
-    "writer": ("has no file names to read it from; leave it out, or give folder:PATH or zip:PATH"),
+    "person": (
+        "has no file names to read it from; leave it out, or give folder:PATH or zip:PATH. A table "
+        "names its column in the schema"
+    ),
     "schema": "is no file of a table; leave it out, or give table:PATH",
     "bits": "has no images of 16 bits; leave it out",
 }
@@ -101,7 +104,7 @@ class Dataset(Raw):
 
     Shapes: inputs (N, C, H, W) float32, of series (N, C, T), of a table (N, n) for n numbers that
     store a row, of a text (N, n) int64; labels (N,) int64, or float32 if they are numbers, or
-    (N, H, W) int64 for masks, (N, n) for tokens; writers (N,) int64 or None.
+    (N, H, W) int64 for masks, (N, n) for tokens; persons (N,) int64 or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
 
@@ -110,8 +113,9 @@ class Dataset(Raw):
         columns: the columns of a table; () for others.
         words: the vocabulary of a text, the first for padding; () for others.
         notes: what was left out of the source, and what to check.
-        writers: who made each image, as an index into `writer_names`; None if not known.
-        writer_names: as found in the source. A subset keeps all.
+        persons: whom each example is of, or who made it, as an index into `person_names`; None if
+            not known.
+        person_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
         name: the source as it was given.
 
@@ -145,12 +149,12 @@ class Dataset(Raw):
                 f"inputs run from {float(least.min()):g} to {float(most.max()):g}; give finite "
                 f"values in {box}"
             )
-        if self.writers is not None:
-            self._check_names("writer", self.writers, self.writer_names)
-        elif self.writer_names:
+        if self.persons is not None:
+            self._check_names("person", self.persons, self.person_names)
+        elif self.person_names:
             raise ValueError(
-                f"writer_names holds {len(self.writer_names)} names, but writers is None; "
-                "give the writer of each example"
+                f"person_names holds {len(self.person_names)} names, but persons is None; "
+                "give the person of each example"
             )
 
     def _check_tokens(self) -> None:
@@ -174,7 +178,7 @@ class Dataset(Raw):
         numbers: Tensor,
         names: tuple[str, ...],
     ) -> None:
-        """Check numbers of classes or writers, one for each example or pixel, against names."""
+        """Check numbers of classes or persons, one for each example or pixel, against names."""
         what = "labels" if noun == "class" else f"{noun}s"
         masks = numbers.ndim == 3 and numbers.shape[1:] == self.inputs.shape[2:]
         fits = numbers.dtype == torch.int64 and (masks or numbers.shape == (len(self.inputs),))
@@ -193,13 +197,13 @@ class Dataset(Raw):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
+        """SHA-256 of shape, columns, inputs, labels and persons, in hex: data without its name."""
         facts = (tuple(self.inputs.shape), *(fact for fact in (self.columns, self.words) if fact))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
         # Little-endian, so that the digest does not depend on the machine.
         labels = "<i8" if self.classes else "<f4"
         held = "<i8" if self.words else "<f4"
-        for value, kind in ((self.inputs, held), (self.labels, labels), (self.writers, "<i8")):
+        for value, kind in ((self.inputs, held), (self.labels, labels), (self.persons, "<i8")):
             if value is not None:
                 digest.update(value.cpu().contiguous().numpy().astype(kind, copy=False).data)
         return digest.hexdigest()
@@ -213,16 +217,21 @@ class Dataset(Raw):
 
     @property
     def origins(self) -> Tensor | None:
-        """(N,) the origin of each example, if several share one: writers, photographs.
+        """(N,) the origin of each example, if several share one: persons, photographs.
 
         Only different origins are independent draws of the data; None if all are.
         """
-        return self.labels if self.name == "photos" else self.writers
+        return self.labels if self.name == "photos" else self.persons
+
+    @property
+    def people(self) -> Tensor | None:
+        """(N,) the person of each example; None if not known. Photographs are no persons."""
+        return None if self.name in PACKAGED else self.persons
 
     def subset(self, indices: Tensor) -> Dataset:
         """The examples at the given indices, in that order."""
         indices = self._checked(indices)
-        writers = None if self.writers is None else self.writers[indices]
+        persons = None if self.persons is None else self.persons[indices]
         inputs = self.inputs[indices]
         labels = self.labels[indices]
         files = tuple(self.files[k] for k in indices.tolist()) if self.files else ()
@@ -230,7 +239,7 @@ class Dataset(Raw):
             self,
             inputs=inputs,
             labels=labels,
-            writers=writers,
+            persons=persons,
             files=files,
         )
 
@@ -258,7 +267,7 @@ def load(
     size: int | None = None,
     channels: int | None = None,
     limit: int | None = None,
-    writer: str | None = None,
+    person: str | None = None,
     schema: str | Path | None = None,
     bits: int | None = None,
 ) -> Dataset:
@@ -273,10 +282,10 @@ def load(
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
             zip archives) first take one image of each class in turn.
-        writer: for folders and zip archives, the part of an image's name that identifies its
-            writer: "first" or "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png),
-            "outer_folder" or "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None:
-            not read. Equal words are the same writer everywhere.
+        person: for folders and zip archives, the part of an image's name that identifies its
+            person: "first" or "last" (part of the file's name: PERSON_0001.png, 0108_PERSON.png),
+            "outer_folder" or "inner_folder" (PERSON/CLASS/0001.png, CLASS/PERSON/0001.png). None:
+            not read. Equal words are the same person everywhere.
         schema: for a table, the file of its schema; by default the table's path with the ending
             .toml.
         bits: for images of 16 bits, how many they use: 2^bits - 1 becomes 1.
@@ -285,15 +294,15 @@ def load(
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
     if channels not in (None, 1, 3):
         raise ValueError(f"channels is {channels!r}; give 1 (gray) or 3 (RGB)")
-    if writer is not None:
-        check.one_of(WRITERS, writer=writer)
+    if person is not None:
+        check.one_of(PERSONS, person=person)
     if bits is not None and (type(bits) is not int or not 1 <= bits <= 16):
         raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
-    for name, value in (("writer", writer), ("schema", schema), ("bits", bits)):
+    for name, value in (("person", person), ("schema", schema), ("bits", bits)):
         if value is not None and name not in named.takes:
             shown = str(value) if name == "schema" else value
             raise ValueError(f"{name} is {shown!r}, but data source {source!r} {_LACKS[name]}")
-    options = Options(size, channels, limit, writer, schema, bits)
+    options = Options(size, channels, limit, person, schema, bits)
     try:
         read = named.read(*path, options)
         dataset = _dataset(source, read, options)
@@ -347,7 +356,7 @@ def _dataset(
     fields = vars(raw) | {
         "inputs": inputs if whole else _fitted(inputs, options),
         "labels": raw.labels[kept],
-        "writers": None if raw.writers is None else raw.writers[kept],
+        "persons": None if raw.persons is None else raw.persons[kept],
         "files": raw.files[kept],
     }
     return Dataset(**fields, name=source)

@@ -45,7 +45,7 @@ def read_table(
 
 
 def _check_names(names: Sequence[str], schema: Schema) -> None:
-    wanted = [column.name for column in schema.columns] + [schema.target]
+    wanted = [*_taken(schema), *filter(None, [schema.person])]
     known = {*wanted, *schema.ignore}
     for name in wanted:
         if name not in names:
@@ -57,6 +57,11 @@ def _check_names(names: Sequence[str], schema: Schema) -> None:
             raise ValueError(
                 f"column {name!r} is not in the schema; describe it there, or name it in ignore"
             )
+
+
+def _taken(schema: Schema) -> list[str]:
+    """The names of the columns that inputs and labels hold."""
+    return [column.name for column in schema.columns] + [schema.target]
 
 
 def _filled(
@@ -77,6 +82,8 @@ def _filled(
     inputs = torch.zeros(most, width)
     labels = torch.zeros(most, dtype=torch.int64 if schema.classes else torch.float32)
     label = _label(schema)
+    owners = np.zeros(most if schema.person else 0, dtype=np.int64)
+    owner_of: dict[str, int] = {}
     count = 0
     seen = dict.fromkeys([column.name for column in schema.columns], False)
     empty = torch.zeros(width).clamp(*domain.box).numpy()
@@ -88,23 +95,43 @@ def _filled(
             seen[column.name] = bool(seen[column.name] or not np.isnan(values).all())
             _put(part[:, start:stop], column, values, empty[start])
         labels[taken] = torch.from_numpy(_read(block, label, len(part))).to(labels)
+        if schema.person:
+            owners[taken] = _owners(block, schema.person, owner_of, len(part))
         if count == limit:
             break
     else:
         # Only a file that was read to its end shows this.
         if gone := [name for name, any_value in seen.items() if not any_value]:
             raise ValueError(f"column {gone[0]!r} is missing in every row; name it in ignore")
-    return Raw(inputs[:count], labels[:count], schema.classes, schema.columns)
+    made = Raw(inputs[:count], labels[:count], schema.classes, schema.columns)
+    if not schema.person:
+        return made
+    return replace(made, persons=torch.from_numpy(owners[:count]), person_names=tuple(owner_of))
+
+
+def _owners(block: rows.RowBlock, name: str, known: dict[str, int], count: int) -> list[int]:
+    """The number of each row's person; new persons are added to the known ones."""
+    texts = [str(text).strip() for text in block.values[name][:count]]
+    for k, text in enumerate(texts):
+        if text in MISSING:
+            raise ValueError(
+                f"{block.word} {block.lines[k]}, column {name!r}: no value, so nobody knows whose "
+                "row it is; leave the row out, or name a person of its own"
+            )
+        known.setdefault(text, len(known))
+    return [known[text] for text in texts]
 
 
 @contextmanager
 def _archive(path: Path, schema: Schema) -> Iterator[rows.Rows]:
-    wanted = [column.name for column in schema.columns] + [schema.target]
+    wanted = _taken(schema)
     with open_archive(path) as archive:
         held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         # A table may also have two columns of these names.
         whole = set(held) == {"inputs", "labels"} != set(wanted)
-        members = {name: held[name] for name in (held if whole else wanted) if name in held}
+        whole = whole and not schema.person  # no array of these says who is who
+        named = [*wanted, *filter(None, [schema.person])]
+        members = {name: held[name] for name in (held if whole else named) if name in held}
         raw.within_limit(f"archive {str(path)!r}", sum(info.file_size for info in members.values()))
         arrays = {name: read_array(archive, info, raw.MAX_BYTES) for name, info in members.items()}
     if whole:

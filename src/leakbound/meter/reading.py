@@ -109,7 +109,8 @@ class Policy:
         probability: the largest accepted probability that an attacker reaches it under
             differential privacy; None: no such bound is computed. It holds for examples like the
             task's public ones, at least 64.
-        people: the largest number of one person's examples in an update, for that probability.
+        people: the largest number of one person's examples in an update, for that probability;
+            None is 1.
         error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, but decides
             nothing.
         draws: draws of the prior over which the bound's information is averaged.
@@ -133,7 +134,7 @@ class Policy:
     on_undecided: str = "ignore"
     on_refuse: str = "error"
     probability: float | None = 0.001
-    people: int = 1
+    people: int | None = None
     error_bound: bool = False
     draws: int = 4
     directions: int = 2
@@ -154,8 +155,8 @@ class Policy:
         check.count(
             draws=self.draws,
             directions=self.directions,
-            people=self.people,
         )
+        check.given(check.count, people=self.people)
         if self.draws < 2:
             raise ValueError("draws is 1; give at least 2, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:

@@ -148,6 +148,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float,
         input_range: float = 1.0,
         participation: Participation = "hidden",
+        people: int = 1,
         prior: Baseline,
         matches: BaselineMatches | None = None,
         delta: float = 1e-5,
@@ -167,6 +168,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             input_range: width of the range of an input.
             participation: "hidden" if no attacker sees which batch holds an example, as Opacus'
                 epsilon assumes; "visible" if one does, such as a server that picks clients.
+            people: the largest number of one person's examples in the data.
             prior: of the examples, taken from public ones: `record_priors.from_images(public)`.
             matches: what prior-only guesses match in the data.
             delta: the delta at which epsilon is stated.
@@ -201,7 +203,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             )
         refuse_misfit(data_loader, dim, target)
         each = len(data_loader)
-        setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
+        setting = TrainingSetting(
+            1.0, dim, norm, epochs * each, 1 / each, participation, people=people
+        )
         calibration = calibrate_setting(
             target,
             setting,
@@ -226,6 +230,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             "norm": norm,
             "prior": prior,
             "participation": participation,
+            "people": people,
             **goal,
         }
         return (*private, calibration)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 from leakbound import check
 from leakbound._util.formats import format_lower, format_upper, format_upper_log
 from leakbound._util.pictures import facts
+from leakbound.assess.sentences import unit_of
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
@@ -72,6 +73,8 @@ class Statement:
         experiment_only: the noise can be replayed.
         divisor: the divisor of each noisy sum: a public "constant" (or none), or the "batch size"
             that was drawn, which is then taken as public.
+        people: the largest number of one person's examples, which the bound, the rises and epsilon
+            count as one.
     """
 
     history: tuple[Part, ...]
@@ -91,6 +94,7 @@ class Statement:
     bound_scope: Scope
     experiment_only: bool = False
     divisor: Divisor = "constant"
+    people: int = 1
 
     @property
     def steps(self) -> int:
@@ -135,7 +139,8 @@ class Statement:
             if self.bound is None or self.epsilon <= STRONG
             else of_membership(self.epsilon, self.delta),
             prior,
-            f"This holds where {SEES[self.participation]}, {PUBLIC[self.divisor]}",
+            f"This holds for {unit_of(self.people)}, where {SEES[self.participation]}, "
+            f"{PUBLIC[self.divisor]}",
         ]
         return ". ".join([SEEDED, *sentences] if self.experiment_only else sentences) + "."
 
@@ -152,6 +157,7 @@ class Statement:
                 "prior-only baseline": _blind(self.log_kappa),
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
+                "unit": unit_of(self.people),
                 "attacker": SEES[self.participation],
                 "taken as public": PUBLIC[self.divisor],
             }.items()
@@ -172,6 +178,7 @@ def risk(
     delta: float = 1e-5,
     experiment_only: bool = False,
     divisor: Divisor = "constant",
+    people: int = 1,
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
 
@@ -195,6 +202,8 @@ def risk(
         divisor: the divisor of each noisy sum of gradients. "constant": a number that does not
             depend on the batch, as Opacus' `expected_batch_size`, or none. "batch size": the number
             of examples that were drawn, in the optimizer, the loss or the learning rate.
+        people: the largest number of one person's examples in the data. The bound and epsilon are
+            then for a person; the attack's success stays that on one example.
 
     Assumptions: Poisson sampling; noise that the attacker cannot replay; a public number of
         examples, since Opacus computes rate and divisor from it. Epsilon compares with a training
@@ -222,7 +231,8 @@ def risk(
         )
     parts = _read(history)
     _check_divisor(parts, divisor, participation)
-    setting = TrainingSetting(1.0, dim, norm, participation=participation)
+    setting = TrainingSetting(1.0, dim, norm, participation=participation, people=people)
+    of_person = _of_person(parts, setting)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
         setting = replace(
@@ -246,10 +256,10 @@ def risk(
             eta=goal.eta,
             norm=norm,
         )
-        upper = _upper(parts, setting, log_kappa)
+        upper = _upper(of_person, setting, log_kappa)
         if prior is None:
             lower = min(lower, upper)  # both round outward: they cross only by rounding
-        privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
+        privacy = mixed.epsilon(mixed.merged(of_person), delta, visible=visible)
     else:
         lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
         upper = math.exp(log_kappa)
@@ -265,7 +275,7 @@ def risk(
         attained=lower,
         bound=None if edges.basis is None else upper,
         log_kappa=None if edges.basis is None else log_kappa,
-        rises=tuple((kappa, _upper(parts, setting, math.log(kappa))) for kappa in RISES),
+        rises=tuple((kappa, _upper(of_person, setting, math.log(kappa))) for kappa in RISES),
         epsilon=privacy,
         delta=delta,
         prior=None if prior is None else prior.name,
@@ -273,7 +283,19 @@ def risk(
         bound_scope=edges.bound_scope,
         experiment_only=experiment_only,
         divisor=divisor,
+        people=people,
     )
+
+
+def _of_person(parts: tuple[Part, ...], setting: TrainingSetting) -> tuple[Part, ...]:
+    """Kinds of steps as one example would see them that moves as much as a person's together."""
+    each = [
+        replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps).of_person
+        for noise, rate, steps in parts
+    ]
+    if len(parts) == 1:  # `success_bound` and `epsilon` take the person from the setting
+        return parts
+    return tuple((one.noise_multiplier, one.sampling_rate, one.steps) for one in each)
 
 
 def _check_divisor(

@@ -21,9 +21,16 @@ ERROR_BOUND = {
     "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
 }  # fmt: skip
 RISK = {
-    "probability": 0.001, "prior": "mixture", "components": 32, "these": False, "people": 1
+    "probability": 0.001, "prior": "mixture", "components": 32, "these": False, "people": None
 }  # fmt: skip
-DATA = {"size": None, "channels": None, "limit": None, "bits": None, "loss": "cross_entropy"}
+DATA = {
+    "size": None,
+    "channels": None,
+    "limit": None,
+    "bits": None,
+    "person": None,
+    "loss": "cross_entropy",
+}
 CRITERION = {"psnr": 20.0, "share": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
 _WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights", "round")
@@ -159,7 +166,7 @@ def _rerun(known: Table, name: str) -> Rerun:
         len(known["defense"]) < 2
         and DATA.items() <= known["data"].items()
         and known["error_bound"] | {"kind": "trace"} == ERROR_BOUND
-        and known["risk"] | {"people": 1} == RISK
+        and known["risk"] | {"people": None} == RISK
         and known["round"] is None
         and CRITERION.items() <= known.items()
     ):
@@ -179,7 +186,7 @@ def _rerun(known: Table, name: str) -> Rerun:
 def _command(known: Table) -> str:
     threat = known["threat"]
     kind = known["error_bound"]["kind"]
-    people = known["risk"].get("people", 1)
+    people = known["risk"].get("people")
     options = {
         "--attack": _words(known["attack"]),
         "--model": _words(_model(known["model"])),
@@ -194,7 +201,7 @@ def _command(known: Table) -> str:
         "--statistics-known": threat["statistics_known"],
         "--known": threat.get("known") or None,
         "--error-bound": kind if kind != "trace" else None,
-        "--people": str(people) if people != 1 else None,
+        "--people": None if people is None else str(people),
         "--lpips-weights": known["lpips_weights"],
     }
     words = ["leakbound", "attack"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from leakbound._util import pictures
 from leakbound._util.formats import format_lower, format_upper, format_upper_log, rounded
 from leakbound.assess.record import Verdict
+from leakbound.assess.sentences import unit_of
 from leakbound.bounds import composition
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
@@ -32,7 +33,7 @@ from leakbound.risk.corridor import (
     uninformed_note,
     upper_bound,
 )
-from leakbound.risk.examples import Examples, width_of
+from leakbound.risk.examples import Examples, person_sizes, width_of
 from leakbound.risk.gain import GainCalibration, calibrate_gain, fixed_answer
 from leakbound.risk.kappa import BaselineMatches, refuse_matched
 from leakbound.risk.solve import (
@@ -186,7 +187,7 @@ class Calibration(SolvedSetting, Presented):
             ("noise standard deviation", f"{self.noise_std:.5g} on the sum of clipped gradients"),
             ("steps", setting.steps),
             ("sampling rate", f"{setting.sampling_rate:g}"),
-            ("examples of one person, at most", setting.people),
+            ("unit", unit_of(setting.people)),
             ("who takes part", f"{setting.participation} to the attacker"),
             ("differential privacy", f"epsilon {private} at delta {self.delta:g}"),
             ("a prior-only baseline meets it with", format_upper_log(float(edges.log_kappa[0]))),
@@ -307,7 +308,8 @@ def calibrate(
     norm: Sequence[float] | None = None,
     steps: int = 1,
     sampling_rate: float = 1.0,
-    people: int = 1,
+    people: int | None = None,
+    people_mean: float | None = None,
     participation: Participation = "visible",
     solve: Solve = "noise_multiplier",
     noise_multiplier: float | None = None,
@@ -321,6 +323,7 @@ def calibrate(
     size: int | None = None,
     channels: int | None = None,
     schema: str | Path | None = None,
+    person: str | None = None,
     exclude: Sequence[str] = (),
     input_range: tuple[float, float] = (0.0, 1.0),
 ) -> Calibration | GainCalibration:
@@ -336,7 +339,10 @@ def calibrate(
         norm: the smallest norm of an example, or the smallest and the largest, and prior="sphere".
         steps: number of training steps.
         sampling_rate: the probability that an example takes part in a step.
-        people: the largest number of one person's examples in the data.
+        people: the largest number of one person's examples in a training; by default counted in
+            the data if they say who is who, otherwise 1. Private data may hold more.
+        people_mean: the mean number of one person's examples in a training. The result is then for
+            a random example instead of a random person's; `people` must be declared.
         participation: whether the attacker sees who takes part: "visible" or "hidden".
         solve: "noise_multiplier", "clip_norm", "steps" (the most) or "sampling_rate".
         noise_multiplier: noise standard deviation / clip norm, unless it is solved for.
@@ -356,6 +362,7 @@ def calibrate(
         size: the size to which images are resized.
         channels: the number of channels to which images are converted.
         schema: the file of a table's schema; by default the one of its name that ends in .toml.
+        person: what names the person in an image's path, as in `data.load`.
         exclude: names or numbers of examples of the data to leave out.
         input_range: lowest and highest value of an input.
 
@@ -390,7 +397,7 @@ def calibrate(
         steps=steps,
         sampling_rate=sampling_rate,
         participation=participation,
-        people=people,
+        people=people or 1,
     )
     whole = partial(
         Examples.of,
@@ -398,19 +405,23 @@ def calibrate(
         size=size,
         channels=channels,
         schema=schema,
+        person=person,
         exclude=exclude,
         input_range=input_range,
+        person_sizes=person_sizes(people, people_mean),
     )
     gain = GainTarget.parse(target) if isinstance(target, str) else target
     if isinstance(gain, GainTarget):
         unused: dict[str, Any] = {"dim": dim, "norm": norm, "prior": prior, "known": known}
-        unused["labels_known"] = labels_known or None
+        unused |= {"labels_known": labels_known or None, "people_mean": people_mean}
         if gain.column is None:
             unused |= {"data": data, "radius": None if radius == 1 else radius}
         refuse_given(unused, gain)
         share = None
         if gain.column is not None and data is not None:
-            share = fixed_answer(whole(), gain.column)
+            examples = whole()
+            given = replace(given, people=examples.people(people))
+            share = fixed_answer(examples, gain.column)
         return calibrate_gain(
             gain,
             given,
@@ -436,7 +447,9 @@ def calibrate(
         target, examples, basis = goal_of_intruder(
             examples, known, target, labels_known=labels_known, input_width=width
         )
-    setting = replace(given, dim=examples.dim, norm=examples.norms[0])
+    setting = replace(
+        given, dim=examples.dim, norm=examples.norms[0], people=examples.people(people)
+    )
     result = calibrate_setting(
         target,
         setting,

@@ -41,6 +41,9 @@ class Examples:
     """The number of values and the range of norms of an example; with data, the examples too.
 
     `images` are (n, dim), in the model's input units. `origins` says which come from one source.
+    `persons` is the largest number of one person's examples; None if nobody said who is who.
+    `person_sizes` are the declared largest and mean number of one person's examples: statements are
+    then for a random example, not for a random person.
     `left_out` names those that no amount of noise protects. `domain`: of rows of a table and of
     series, whose distance is no mean squared error. `form`: the domain of data, whatever its
     distance.
@@ -53,6 +56,8 @@ class Examples:
     names: tuple[str, ...] = ()
     labels: NDArray[Any] | None = None
     origins: NDArray[Any] | None = None
+    persons: int | None = None
+    person_sizes: tuple[float, float] | None = None
     left_out: tuple[str, ...] = ()
     domain: Domain | None = None
     form: Domain | None = None
@@ -70,8 +75,10 @@ class Examples:
         size: int | None = None,
         channels: int | None = None,
         schema: str | Path | None = None,
+        person: str | None = None,
         exclude: Sequence[str] = (),
         input_range: tuple[float, float] = (0.0, 1.0),
+        person_sizes: tuple[float, float] | None = None,
     ) -> Examples:
         """The examples of a data source, which must fit dim and norm if given; else of these two.
 
@@ -81,13 +88,22 @@ class Examples:
         if data is None:
             if dim is None or norm is None:
                 raise ValueError(f"dim and norm are not given; {ASKED}")
-            if any(value is not None for value in (size, channels, schema)):
-                raise ValueError("size, channels and schema are those of data, which are not given")
+            given = size, channels, schema, person, person_sizes
+            if any(value is not None for value in given):
+                raise ValueError(
+                    "size, channels, schema, person and people_mean are those of data, which are "
+                    "not given"
+                )
             if exclude:
                 raise ValueError("exclude leaves out examples of data, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
-        examples = _loaded(data, size, channels, schema, exclude, input_range)
+        examples = _loaded(data, size, channels, schema, person, exclude, input_range)
+        if person_sizes is not None and examples.persons is None:
+            raise ValueError(
+                f"people_mean is {person_sizes[1]:g}, which needs data that say who is who (person "
+                "in a table's schema, or --person for images); leave it out"
+            )
         flat = examples.images
         assert flat is not None  # they were loaded
         if dim is not None and dim != examples.dim:
@@ -111,7 +127,7 @@ class Examples:
                 "which the zero image matches without any update: "
                 f"{listed(np.array(examples.names)[zero])}; leave them out: --exclude"
             )
-        return replace(examples, norms=norms)
+        return replace(examples, norms=norms, person_sizes=person_sizes)
 
     def without_constants(self, target: Target) -> Examples:
         """Without those that a constant image matches; no amount of noise protects them."""
@@ -154,6 +170,20 @@ class Examples:
             return self._row_matches(eta)
         return baseline_matches(self.images, eta)
 
+    def people(self, declared: int | None) -> int:
+        """The most examples of one person: as declared, else as counted, else 1.
+
+        Raises:
+            ValueError: the data hold more than are declared.
+        """
+        held = self.persons or 1
+        if declared is not None and declared < held:
+            raise ValueError(
+                f"people is {declared}, but the data hold {held} examples of one person; give "
+                f"people = {held} or more, or leave it out: they are then counted"
+            )
+        return held if declared is None else declared
+
     def prior(
         self, name: str | None = None, *, labels_known: bool = False
     ) -> record_priors.Baseline | None:
@@ -172,6 +202,11 @@ class Examples:
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
         kind = name or SAMPLE
+        if self.person_sizes is not None and kind != SAMPLE:
+            raise ValueError(
+                f"people_mean is {self.person_sizes[1]:g}, which needs the prior {SAMPLE!r}, but "
+                f"prior is {name!r}; leave one out"
+            )
         if kind == SAMPLE:
             return self._labeled if labels_known else self._sample
         if kind == THESE:
@@ -226,18 +261,41 @@ class Examples:
     def _sample(self) -> PublicSample:
         """The examples as public ones; made once, because a sample keeps what it counted."""
         assert self.images is not None  # checked by the callers
-        return PublicSample(self.images, sources=self.origins, **self._measured)
+        return PublicSample(self.images, **self._drawn)
 
     @cached_property
     def _labeled(self) -> PublicSample:
         """The same for an attacker who knows the labels."""
         assert self.images is not None  # checked by the callers
-        return PublicSample(self.images, self.labels, sources=self.origins, **self._measured)
+        return PublicSample(self.images, self.labels, **self._drawn)
+
+    @property
+    def _drawn(self) -> dict[str, Any]:
+        """Which examples are independent, and how bounds measure distances."""
+        return {"sources": self.origins, "source_sizes": self.person_sizes, **self._measured}
 
     @property
     def _measured(self) -> dict[str, Any]:
         """How bounds measure distances, if not by the mean squared error."""
         return {} if self.domain is None else {"distance": distance_of(self.domain)}
+
+
+def person_sizes(people: int | None, mean: float | None) -> tuple[float, float] | None:
+    """The declared largest and mean number of one person's examples, if a mean is declared.
+
+    Raises:
+        ValueError: the largest is not declared. No sample shows it: it may lack that person.
+    """
+    if mean is None:
+        return None
+    if people is None:
+        raise ValueError(
+            f"people_mean is {mean:g}, but people is not given; declare the largest number of one "
+            "person's examples, as no sample shows it"
+        )
+    if not 1 <= mean <= people:
+        raise ValueError(f"people_mean is {mean:g}; give a mean from 1 to people = {people}")
+    return float(people), mean
 
 
 def listed(names: Sequence[str] | NDArray[Any]) -> str:
@@ -258,6 +316,7 @@ def _loaded(
     size: int | None,
     channels: int | None,
     schema: str | Path | None,
+    person: str | None,
     exclude: Sequence[str],
     input_range: tuple[float, float],
 ) -> Examples:
@@ -266,7 +325,7 @@ def _loaded(
 
     width_of(input_range)
     low, high = input_range
-    dataset = data.load(source, size=size, channels=channels, schema=schema)
+    dataset = data.load(source, size=size, channels=channels, schema=schema, person=person)
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
@@ -287,6 +346,7 @@ def _loaded(
         tuple(np.array(names)[keep]),
         dataset.labels.numpy()[keep],
         None if dataset.origins is None else dataset.origins.numpy()[keep],
+        None if dataset.people is None else int(dataset.people[keep].bincount().max()),
         domain=None if domain.distance_is_rmse else domain,
         form=domain,
     )

@@ -127,7 +127,7 @@ def of_bound(
 
 
 def _claimed(bound: Bound, goal: str | None) -> str:
-    what = "meets the criterion" if goal is None else f"reaches {goal}"
+    what = f"{'meets the criterion' if goal is None else f'reaches {goal}'} for {bound.unit}"
     above = f"with a probability above {format_upper(max(bound.probability or 0.0, FAINT))}"
     if bound.basis == "examples":
         return (

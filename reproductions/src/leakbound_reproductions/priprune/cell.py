@@ -239,9 +239,9 @@ def _task(cell: Cell) -> Task:
 
 @cache
 def _images(source: str, size: int) -> Dataset:
-    """The images; from a folder or zip, with the writers in the last part of their names."""
-    writer = "last" if source.startswith(("folder:", "zip:")) else None
-    return data.load(source, size=size, channels=1 if writer else None, writer=writer)
+    """The images; from a folder or zip, with the persons in the last part of their names."""
+    person = "last" if source.startswith(("folder:", "zip:")) else None
+    return data.load(source, size=size, channels=1 if person else None, person=person)
 
 
 def _split(cell: Cell) -> tuple[list[Batch], list[int]]:
@@ -271,7 +271,7 @@ def _parts(cell: Cell, images: Dataset, others: Tensor) -> list[Tensor]:
     if cell.skew == "equal":
         found = federated.equal(len(others), count, source)
     elif cell.skew == "writer":
-        own = federated.by_writer(images.subset(others))
+        own = federated.by_person(images.subset(others))
         found = [torch.cat(own[k::count]).sort().values for k in range(count) if own[k::count]]
     elif cell.skew == "class":
         found = [(labels % count == k).nonzero()[:, 0] for k in range(count)]

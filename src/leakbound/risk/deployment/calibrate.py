@@ -83,7 +83,7 @@ def least_noise(
             if law.unit != asked or law.audience not in audiences:
                 continue
             # several audiences and units share a law, and a bound can take seconds
-            key = law.setting, law.special, law.copies, law.summed, law.beyond
+            key = law.setting, law.special, law.copies, law.summed, law.beyond, law.sites
             if key not in success:
                 success[key] = risk(law)
         return max(success.values()) <= accepted

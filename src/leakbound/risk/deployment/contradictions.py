@@ -193,6 +193,18 @@ def _examples(deployment: Deployment) -> Iterator[str]:
             f"record.people is {deployment.record.people}, more than record.examples_per_client, "
             f"{held}: no person has more examples than the client; give at most as many"
         )
+    sites = deployment.record.sites
+    if sites is not None and deployment.record.people is None:
+        yield (
+            f"record.sites is {sites}, but record.people is not stated; give the most examples of "
+            "one person at a client too"
+        )
+    population = deployment.participation.population
+    if sites is not None and population and sites > population:
+        yield (
+            f"record.sites is {sites}, more than participation.population, {population}; give at "
+            "most as many"
+        )
     if sizes and held and max(sizes) > held:
         yield (
             f"sizes has a client of {max(sizes)} examples, more than record.examples_per_client, "

@@ -200,6 +200,7 @@ class Record(_Facts, frozen=True):
         examples_per_client: how many a client holds.
         people: the largest number of one person's examples that a client holds. Rows for a person
             are stated only if it is given.
+        sites: the largest number of clients that hold examples of one person; None is 1.
         kappa: success of the best fixed guess, if it is known.
     """
 
@@ -207,6 +208,7 @@ class Record(_Facts, frozen=True):
     norm: float | None = None
     examples_per_client: int | None = None
     people: int | None = None
+    sites: int | None = None
     kappa: float | None = None
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from leakbound.assess.sentences import unit_of
 from leakbound.bounds import clients
 from leakbound.bounds.correlated import balls_in_bins
 from leakbound.correlation import MOST_ROUNDS, Factor, Scheme
@@ -93,6 +94,7 @@ class AudienceLaw:
         pure: epsilon of all rounds, of a mechanism without delta.
         copies: of how many units one is enough, and whether the bound of each is summed.
         beyond: probability that is added to every bound.
+        sites: number of clients that hold examples of the unit, if it is a person.
         special: a better bound for this participation, as a function of log kappa.
     """
 
@@ -107,6 +109,7 @@ class AudienceLaw:
     copies: float = 1.0
     summed: bool = False
     beyond: float = 0.0
+    sites: int = 1
     special: Callable[[Array], Array] | None = None
 
     @property
@@ -115,18 +118,31 @@ class AudienceLaw:
         if self.setting is None or self.setting.sampling_rate < 1:
             return None
         setting = self.setting.of_person
-        return math.sqrt(setting.steps) / setting.noise_multiplier
+        return self.sites * math.sqrt(setting.steps) / setting.noise_multiplier
 
     def bound(self, log_kappa: Array | float) -> Array:
         """Upper bound on any attacker's success for a prior-only success kappa of one unit."""
         blind = np.atleast_1d(np.asarray(log_kappa, float))
         many = math.log(self.copies) if self.copies < math.inf else math.inf
         together = np.where(blind == -np.inf, -np.inf, np.minimum(0.0, blind + many))
-        success = self._of_one(together)
+        success = self._of_sites(together)
         if self.summed and self.copies > 1:
-            each = self._of_one(blind)
+            each = self._of_sites(blind)
             success = np.minimum(1.0, np.where(each == 0, 0.0, self.copies * each))
         return np.minimum(1.0, success + self.beyond)
+
+    def _of_sites(self, blind: Array) -> Array:
+        """The same if the unit's part leaves one client after another.
+
+        With each, the success grows from q to F(q) at most: no law of participation is needed. For
+        one full-batch step, the shifts of all clients add up.
+        """
+        success = self._of_one(blind)
+        for _ in range(self.sites - 1):
+            with np.errstate(divide="ignore"):
+                before = np.log(np.minimum(1.0, success + self.beyond))
+            success = self._of_one(before)
+        return success
 
     def _of_one(self, blind: Array) -> Array:
         if self.pure is not None:
@@ -154,13 +170,29 @@ class AudienceLaw:
         inside = self.unit != "client" and not self.summed  # a part of what is clipped
         twice = (2 if replace_one else 1) * (2 if inside else 1)
         if self.pure is not None:
-            return twice * self.pure
+            return twice * self.sites * self.pure
         if self.setting is None or self.beyond >= delta:
             return math.inf
-        setting = replace(self.setting, noise_multiplier=self.setting.noise_multiplier / twice)
+        own = self._at_sites(self.setting)
+        setting = replace(own, noise_multiplier=own.noise_multiplier / twice)
         if twice > 1 and setting.participation == "hidden":  # absence brings in no other unit
             setting = replace(setting, participation="visible")
         return epsilon_of(setting, delta - self.beyond)
+
+    def _at_sites(self, setting: TrainingSetting) -> TrainingSetting:
+        """Steps that hold the unit at any of its clients, with the shift of all of them.
+
+        The server may see who takes part. Correlated noise joins steps: each then counts.
+        """
+        if self.sites == 1:
+            return setting
+        rate = min(1.0, self.sites * setting.sampling_rate)
+        return replace(
+            setting,
+            noise_multiplier=setting.noise_multiplier / self.sites,
+            sampling_rate=rate if self.attack_noise is None else 1.0,
+            participation="visible",
+        )
 
 
 def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
@@ -193,8 +225,16 @@ def _law_of(
         copies = float(count or math.inf)
     if deployment.rounds is None:
         missing.append("rounds")
+    sites = (deployment.record.sites or 1) if unit == "person" else 1
     law = AudienceLaw(
-        audience, unit, level.reason, tuple(missing), level.exact, copies=copies, summed=inside
+        audience,
+        unit,
+        level.reason,
+        tuple(missing),
+        level.exact,
+        copies=copies,
+        summed=inside,
+        sites=sites,
     )
     if deployment.rounds is None:
         return law
@@ -212,9 +252,13 @@ def _law_of(
     people = deployment.record.people
     if unit == "person" and inside and setting is not None and people is not None:
         setting = replace(setting, people=people)
+    at = ""
+    if unit == "person":
+        at = f"; {unit_of(people or 1)} at a client"
+        at += "" if sites == 1 else f", at {sites} clients at most, which counts {sites} times"
     return replace(
         law,
-        reason=f"{level.reason}; {steps.reason}",
+        reason=f"{level.reason}; {steps.reason}{at}",
         missing=(*missing, *steps.missing),
         setting=setting,
         attack_noise=steps.attack_noise,

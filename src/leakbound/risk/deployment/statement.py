@@ -140,7 +140,7 @@ def _thresholds(
 ) -> tuple[tuple[str, float, float, Verdict], ...]:
     eta = np.array([level for _, level in against.thresholds])
     # Several audiences often have one law: it is computed once.
-    same = law.setting, law.pure, law.copies, law.summed, law.beyond, law.exact
+    same = law.setting, law.pure, law.copies, law.summed, law.beyond, law.exact, law.sites
     key = *same, law.attack_noise, law.special is None
     # a special bound is a closure, which no key identifies
     if key not in known or law.special is not None:
