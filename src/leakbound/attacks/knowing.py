@@ -11,8 +11,6 @@ from torch import Tensor
 from leakbound.core import Observation, Reconstruction
 from leakbound.domains.known import KnownValues
 
-__all__ = ["with_known"]
-
 OTHER_LABEL = 1e9
 """The cost of a pair whose labels differ, above any distance of known parts."""
 
