@@ -255,7 +255,7 @@ def test_a_changed_record_is_told_on_the_screen(tmp_path, capsys, run):
 
     folder = shutil.copytree(run, tmp_path / "copy")
     text = (folder / "records.jsonl").read_text()
-    (folder / "records.jsonl").write_text(text.replace('"undecided"', '"protected"'))
+    (folder / "records.jsonl").write_text(text.replace('"undecided"', '"protected from strangers"'))
     assert call(folder) == 0
     assert "does not hold: Every verdict follows" in capsys.readouterr().err
 

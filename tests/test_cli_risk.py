@@ -348,7 +348,7 @@ def test_given_data_a_uniform_direction_protects_nothing(capsys, digits):
     [
         ("sphere", "undecided", 0.001),
         ("mixture", "protected under a model", 0.001),
-        ("sample", "protected", 0.1),
+        ("sample", "protected from strangers", 0.1),
     ],
 )
 def test_calibrate_ends_with_the_word_of_bound(capsys, prior, word, accepted, digits):

@@ -28,4 +28,4 @@ def test_from_csv_to_verdicts(tmp_path, monkeypatch):
     )
     found = audit.audit(few, tmp_path / "run", workers=1)
     ends = {one.defense.settings: one.verdict for one in found.assessments}
-    assert list(ends.values()) == ["exposed", "undecided", "undecided", "protected"]
+    assert list(ends.values()) == ["exposed", "undecided", "undecided", "protected from strangers"]

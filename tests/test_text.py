@@ -177,7 +177,7 @@ def test_private_sequences_are_protected_by_counts(share, largest):
         share=share,
         probability=0.1,
     )
-    assert (found.verdict == "protected") == (share == 1.0)
+    assert (found.verdict == "protected from strangers") == (share == 1.0)
 
 
 def test_text_becomes_sequences(tmp_path):

@@ -79,5 +79,5 @@ def test_tokens_are_completed_and_few_examples_refused():
     public = torch.cat([first, first + 1, first + 2], 1)
     best = prior_of_intruder(public, known_parts(TokenDomain(12, 3), "prefix:1"), 0)[0]
     assert best.matched == best.total == 150
-    with pytest.raises(ValueError, match="at least 20"):
-        prior_of_intruder(public[:19], known_parts(TokenDomain(12, 3), "prefix:1"), 0)
+    with pytest.raises(ValueError, match="at least 40"):
+        prior_of_intruder(public[:39], known_parts(TokenDomain(12, 3), "prefix:1"), 0)

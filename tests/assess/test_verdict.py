@@ -114,7 +114,7 @@ def test_a_lucky_image_is_exposed_whatever_the_mean():
     assert verdict([False], [bound(excludes_threshold=False)]) == "undecided"
     unbiased = bound(excludes_threshold=False, on_average=True, covers="unbiased")
     assert verdict([False], [unbiased]) == "undecided"
-    assert verdict([False], [EXCLUDES, average]) == "protected"
+    assert verdict([False], [EXCLUDES, average]) == "protected from strangers"
     fitted = bound(excludes_threshold=False, on_average=True)  # real examples are no Gaussians
     assert verdict([False], [fitted]) == "undecided"
 
@@ -122,15 +122,15 @@ def test_a_lucky_image_is_exposed_whatever_the_mean():
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (["protected", "exposed"], "exposed"),
-        (["protected", CERTIFIED], CERTIFIED),
-        (["protected", "undecided"], "undecided"),
-        (["protected", "protected on average"], "protected on average"),
-        (["protected", "protected under a model"], "protected under a model"),
+        (["protected from strangers", "exposed"], "exposed"),
+        (["protected from strangers", CERTIFIED], CERTIFIED),
+        (["protected from strangers", "undecided"], "undecided"),
+        (["protected from strangers", "protected on average"], "protected on average"),
+        (["protected from strangers", "protected under a model"], "protected under a model"),
         (["protected on average", "protected under a model"], "protected on average"),
         (["protected under a model", "undecided"], "undecided"),
         ([CERTIFIED, "exposed"], "exposed"),
-        (["protected", None], "protected"),
+        (["protected from strangers", None], "protected from strangers"),
         ([None], "undecided"),
         ([], "undecided"),
     ],

@@ -92,9 +92,11 @@ def test_an_audit(decided):
     found = decided(
         "[[audit]]\nfolder = 'run'\nexposed = 3\n"
         "[[audit]]\nfolder = 'run'\nexposed = 4\n"
-        "[[audit]]\nfolder = 'run'\ndefenses = ['bounded_noise']\nverdict = 'protected'\n"
+        "[[audit]]\nfolder = 'run'\ndefenses = ['bounded_noise']\n"
+        "verdict = 'protected from strangers'\n"
         "[[audit]]\nfolder = 'run'\ndefenses = ['adaptive_noise budget=1']\n"
-        "verdict = 'protected'\n[[audit]]\nfolder = 'run'\nverdict = 'protected'\n"
+        "verdict = 'protected from strangers'\n"
+        "[[audit]]\nfolder = 'run'\nverdict = 'protected from strangers'\n"
     )
     exposed = [row for row in found if row[0] == "exposed"]
     count = int(exposed[0][2].found.split()[0])

@@ -95,7 +95,7 @@ def calibrated(domain: Domain, labeled: bool, psnr: float, gamma: float) -> Stat
         if f"{sample.n} public examples" not in str(closed):
             raise
         return None
-    assert found.verdict == "protected"
+    assert found.verdict == "protected from strangers"
     return Statement(domain, labeled, psnr, found.noise_multiplier, gamma, gamma)
 
 

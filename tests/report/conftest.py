@@ -343,7 +343,7 @@ def bounded(folder: Path, *, seeds: int = 3, strengths: int = 4, hostile: str = 
                 elif place:
                     own["bounds_note"] = f"the release has no Gaussian noise{hostile}"
                 if given.name == "bounded_noise":
-                    own["verdict"] = "protected"
+                    own["verdict"] = "protected from strangers"
                 common = {"defense": given, "attack": attack, "seed": seed, "psnr": psnr}
                 experiments.append(assessment(**common, **own))
         for seed in range(2):

@@ -23,8 +23,10 @@ def _row(text, defense):
 def test_every_verdict_is_counted_explained_and_offered(tmp_path, make_bounded):
     text = write(make_bounded(tmp_path / "run")).read_text()
     summary = re.sub(r"<[^>]+>", "", text[text.index("were attacked:") :][:400])
-    assert "4 exposed, 1 undecided, 1 protected on average and 1 protected." in summary
-    for word in ("exposed", "undecided", "protected on average", "protected"):
+    assert (
+        "4 exposed, 1 undecided, 1 protected on average and 1 protected from strangers." in summary
+    )
+    for word in ("exposed", "undecided", "protected on average", "protected from strangers"):
         style = word.replace(" ", "-")
         assert f'<option value="{word}">' in text
         mark = r'<span aria-hidden="true">\S</span>'

@@ -99,7 +99,7 @@ def test_filters_work_together(show, report):
     some = entries.count()
     assert 0 < some < everything
     assert f"{some} of {everything} experiments fit" in page.locator("output").inner_text()
-    page.get_by_role("combobox", name="Verdict").select_option("protected")
+    page.get_by_role("combobox", name="Verdict").select_option("protected from strangers")
     assert page.locator(".card:visible").count() == 0
     page.get_by_role("combobox", name="Verdict").select_option("")
     page.get_by_role("combobox", name="Attack").select_option("")

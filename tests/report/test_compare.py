@@ -125,7 +125,7 @@ def test_rmse_is_the_root_of_the_mean_of_squares(tmp_path, make_assessment, make
 
 
 def test_verdicts_that_became_less_safe_stand_first(two, change):
-    words = {"bounded_noise": "undecided", "adaptive_noise": "protected"}
+    words = {"bounded_noise": "undecided", "adaptive_noise": "protected from strangers"}
 
     change(two[1], lambda a: {"verdict": words.get(a.defense.name, a.verdict)})
     got = found(two)

@@ -298,15 +298,18 @@ def test_utility_is_paired_by_seed_with_an_interval(
 def test_a_folder_that_was_changed_is_said_on_top(tmp_path, make_bounded, make_bound, change, what):
     folder = make_bounded(tmp_path / "run")
     # made up with a verdict that no bound gives: repair it
-    change(folder, lambda a: {"verdict": "undecided"} if a.verdict == "protected" else {})
+    change(
+        folder,
+        lambda a: {"verdict": "undecided"} if a.verdict == "protected from strangers" else {},
+    )
     info = json.loads((folder / "run.json").read_text())
     info["plan_hash"] = digest(info["plan"])
     (folder / "run.json").write_text(json.dumps(info))
     assert "Does not hold:" not in made(folder)[0]
     last = read(folder).assessments[-1].experiment
-    own = {"verdict": {"verdict": "protected"}, "matched": {"matched": (True, True)}}
+    own = {"verdict": {"verdict": "protected from strangers"}, "matched": {"matched": (True, True)}}
     chance = {"psnr": None, "probability": 0.5, "accepted": 0.01, "excludes_threshold": True}
-    own["probability"] = {"verdict": "protected", "bounds": (make_bound(**chance),)}
+    own["probability"] = {"verdict": "protected from strangers", "bounds": (make_bound(**chance),)}
     if what == "plan":
         info["plan"]["seeds"] = [7]
         (folder / "run.json").write_text(json.dumps(info))

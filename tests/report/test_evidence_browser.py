@@ -140,7 +140,7 @@ def worst(folder, make_run, hostile, **parts):
             a,
             model=replace(a.model, name=f"{name}{place % 9}"),
             data=replace(a.data, source=name),
-            verdict="protected" if a.verdict == "exposed" else a.verdict,
+            verdict="protected from strangers" if a.verdict == "exposed" else a.verdict,
             defense=replace(a.defense, name=f"{name}{a.defense.name}"),
         )
         for place, a in enumerate(run.assessments)

@@ -57,7 +57,11 @@ def protected(make_assessment, make_bound, make_defense):
     def make(**changes):
         bounds = (make_bound(**(PROOF | changes)),)
         given = make_defense("gaussian_noise", noise_std=0.5)
-        word = "protected under a model" if changes.get("basis") == "fitted model" else "protected"
+        word = (
+            "protected under a model"
+            if changes.get("basis") == "fitted model"
+            else "protected from strangers"
+        )
         return make_assessment(defense=given, bounds=bounds, verdict=word, **LOW)
 
     return make
@@ -70,7 +74,7 @@ def test_an_exposed_run_says_who_reconstructs_what_under_how_many(
     text = shown(subject(run_of(tmp_path / "run", own)))
     answer = "A server that follows the protocol reconstructed images under 1 of 2 tested"
     assert f"{answer} configurations." in text
-    best = "Of the defenses tested, gaussian_noise noise_std=0.5 (protected)"
+    best = "Of the defenses tested, gaussian_noise noise_std=0.5 (protected from strangers)"
     assert f"{best} is enough for one update." in text
     assert "Its cost in accuracy was not measured." in text
     assert text.index(answer) < text.index("Tested") < text.index("Results by defense setting")
@@ -107,8 +111,8 @@ def test_a_protected_run_names_the_theorems_and_its_cost(
         "attacker to the accepted probability."
     )
     assert found.advice == (
-        "Of the defenses tested, gaussian_noise noise_std=0.5 (protected) is enough for one "
-        "update at the lowest cost. In a short training it cost up to 15.0 points of test accuracy."
+        "Of the defenses tested, gaussian_noise noise_std=0.5 (protected from strangers) is enough "
+        "for one update at the lowest cost. In a short training it cost up to 15.0 points of test accuracy."
     )
 
 
@@ -116,7 +120,7 @@ def test_a_protected_run_names_the_theorems_and_its_cost(
 def private(make_assessment, make_bound, dp_sgd):
     """One protected record of DP-SGD with noise multiplier 0.5."""
     return make_assessment(
-        defense=dp_sgd, bounds=(make_bound(**PROOF),), verdict="protected", **LOW
+        defense=dp_sgd, bounds=(make_bound(**PROOF),), verdict="protected from strangers", **LOW
     )
 
 

@@ -65,7 +65,7 @@ def test_the_answer_counts_configurations_not_experiments(look, make_assessment,
 
 def test_without_an_exposure_it_claims_no_safety(look, make_assessment, make_defense):
     own = [make_assessment(psnr=[9.0], verdict=v, seed=0, defense=make_defense(v[:4]))
-           for v in ("undecided", "protected", "protected")]  # fmt: skip
+           for v in ("undecided", *["protected from strangers"] * 2)]  # fmt: skip
     own[2] = replace(own[2], batch_size=3, experiment="ab" * 8)
     assert look(own).answer == (
         "No attack reconstructed an image in 3 tested configurations. 1 of 3 remain open "
@@ -95,7 +95,7 @@ def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
     strong = make_assessment(
         defense=make_defense("dp", z=5.0),
         psnr=[9.0],
-        verdict="protected",
+        verdict="protected from strangers",
         bounds=[proved(make_bound, 0.03), proved(make_bound, 0.002, "fitted model", name="m")],
         attained=Attained(
             attack="codebook", success=0.001, baseline=(0.0, 0.01), accepted=0.05,

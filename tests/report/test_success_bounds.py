@@ -45,7 +45,7 @@ def experiments(make_assessment, make_defense):
                 risk = probability(value * (1 + seed), prior=f"mixture{hostile}", covers=covers)
                 risk["assumptions"].append(f"one{hostile}")
                 given = make_defense(name)
-                verdict = "protected" if risk["excludes_threshold"] else "undecided"
+                verdict = "protected from strangers" if risk["excludes_threshold"] else "undecided"
                 found.append(
                     make_assessment(
                         defense=given,

@@ -67,7 +67,10 @@ def test_sentences():
     assert threat_words(threat) == "honest server, labels known, defense not known"
     link = "ClipExamples(clip_norm=2.0) → Mean() → GaussianMechanism(noise_multiplier=0.5)"
     assert mechanism(link) == (0.5, 2.0)
-    assert together(["protected", "protected on average", None]) == "protected on average"
+    assert (
+        together(["protected from strangers", "protected on average", None])
+        == "protected on average"
+    )
 
 
 def test_bounds_on_pages_are_rounded_against_us():

@@ -95,7 +95,7 @@ def test_calibration_is_the_least_noise_of_the_counted_bound():
     sample = found.corridor.prior
     assert isinstance(sample, PublicSample)
     assert isinstance(sample.distance, ColumnMisses)
-    assert found.verdict == "protected"
+    assert found.verdict == "protected from strangers"
     assert found.target.goal == "18 of 20 columns"
     noise = found.noise_multiplier
     assert (
@@ -249,7 +249,10 @@ def test_bound_shows_columns_and_names_rare_rows(capsys, tmp_path):
     assert "dB" not in text
     found = json.loads((tmp_path / "bound.json").read_text())
     assert [row["within"] for row in found["thresholds"]] == [4, 2, 0]
-    assert [row["verdict"] for row in found["thresholds"]][1:] == ["protected", "protected"]
+    assert [row["verdict"] for row in found["thresholds"]][1:] == [
+        "protected from strangers",
+        "protected from strangers",
+    ]
     assert found["thresholds"][2]["rare_rows"] == 1000
     assert {"corridor.png"} <= {path.name for path in tmp_path.iterdir()}
 
@@ -298,7 +301,7 @@ def test_an_audit_of_a_table_is_protected_by_the_count():
     assert [basis for basis, _ in kinds] == ["sample", "examples"]
     counted, these = quiet.bounds
     assert counted.probability >= these.probability
-    assert quiet.verdict in ("protected", "protected (these examples)")
+    assert quiet.verdict in ("protected from strangers", "protected (these examples)")
     assert any("public examples are rare" in words for words in counted.assumptions)
     assert "none is known for what is counted of a row" in quiet.bounds_note
     assert loud.verdict == "recoverable in principle"

@@ -29,11 +29,13 @@ class Criterion:
         domain: of what counts: whole examples, or the part that the attacker does not know.
         within: the largest distance.
         known: the parts that the attacker has from elsewhere; None if whole examples count.
+        of_stranger: the same for who knows no part; None if this is it.
     """
 
     domain: Domain
     within: float
     known: Known | None = None
+    of_stranger: Criterion | None = None
 
     def __post_init__(self) -> None:
         check.non_negative(within=self.within)
@@ -72,9 +74,12 @@ class Criterion:
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
-        parts = known_parts(domain, known) if known else None
-        domain = domain if parts is None else parts.rest
-        return Criterion(domain, domain.within(psnr=psnr, share=share), parts)
+        stranger = Criterion(domain, domain.within(psnr=psnr, share=share))
+        if not known:
+            return stranger
+        parts = known_parts(domain, known)
+        within = parts.rest.within(psnr=psnr, share=share)
+        return Criterion(parts.rest, within, parts, stranger)
 
     @property
     def error(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound._util.intervals import clopper_pearson
+from leakbound.assess.record import Completed
+from leakbound.assess.released import nine
 from leakbound.domains.known import Known
 
-__all__ = ["Completion", "completions", "prior_of_intruder"]
+__all__ = ["completions", "prior_of_intruder"]
 
+FEWEST = 40
 FITTED = 20_000
 COUNTED = 2_000
 """Most examples that imputers are fitted on, and that they are counted on."""
@@ -39,27 +41,6 @@ RIDGE = 1e-3
 Codes = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Completion:
-    """What one imputer completes on examples that it was not fitted on.
-
-    Attributes:
-        imputer: its name.
-        matched, total: how many of the counted examples it completes within the criterion.
-        at_least: lower confidence limit on its success; those of all imputers hold jointly.
-    """
-
-    imputer: str
-    matched: int
-    total: int
-    at_least: float
-
-    @property
-    def share(self) -> float:
-        """The measured success."""
-        return self.matched / self.total
-
-
 def prior_of_intruder(
     public: Tensor,
     known: Known,
@@ -67,20 +48,20 @@ def prior_of_intruder(
     *,
     confidence: float = 0.95,
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[Completion, ...]:
+) -> tuple[Completed, ...]:
     """Count every imputer on held-out public examples; the best one comes first.
 
     Shapes: `public` (N, *shape), independent examples, one of each person.
 
     Args:
-        public: at least 20 examples.
+        public: at least FEWEST examples.
         known: the parts that the attacker knows.
         within: the distance of the unknown part up to which it counts as reconstructed.
         confidence: of the limits, over the draw of the counted examples.
         say: is called with a line of progress for each imputer.
 
     Raises:
-        ValueError: there are fewer than 20 public examples.
+        ValueError: there are fewer than FEWEST public examples.
 
     Example:
         >>> from leakbound.domains import of_shape
@@ -92,8 +73,8 @@ def prior_of_intruder(
         >>> best.imputer, best.matched, best.total
         ('linear', 100, 100)
     """
-    if len(public) < 20:
-        raise ValueError(f"public holds {len(public)} examples; give at least 20")
+    if len(public) < FEWEST:
+        raise ValueError(f"public holds {len(public)} examples; give at least {FEWEST}")
     order = np.random.default_rng(0).permutation(len(public))
     half = len(public) // 2
     fitted = public[order[:half][:FITTED]]
@@ -106,7 +87,12 @@ def prior_of_intruder(
         say(f"{name}: completes {matched} of {len(counted)} without the update")
     tail = (1 - confidence) / len(found)
     return tuple(
-        Completion(name, matched, len(counted), clopper_pearson(matched, len(counted), tail)[0])
+        Completed(
+            imputer=name,
+            matched=matched,
+            total=len(counted),
+            at_least=nine(clopper_pearson(matched, len(counted), tail)[0], up=False),
+        )
         for name, matched in sorted(found, key=lambda pair: -pair[1])
     )
 

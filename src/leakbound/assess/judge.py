@@ -134,6 +134,7 @@ def judge(
         bounds=limits.bounds,
         attained=limits.attained,
         bounds_note=limits.note,
+        attackers=limits.attackers,
         verdict=verdict(
             () if measured is None else measured.matched,
             limits.bounds,
@@ -153,7 +154,7 @@ def judge(
     if settings.pictures and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(release, settings.error_bound)
     fields, files = shown(
-        domain,
+        release.criterion,
         None if measured is None else measured.paired.truth.inputs,
         reconstruction.inputs if measured is None else measured.paired.inputs,
         images=settings.pictures,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound.assess.record import Attained, Bound, short
+from leakbound.assess.record import AttackerRow, Attained, Bound, short
 from leakbound.assess.released import (
     Released,
     nine,
@@ -23,6 +24,7 @@ from leakbound.assess.released import (
 )
 from leakbound.assess.success import (
     RiskSpec,
+    attackers,
     attained,
     doubted,
     known_model_probability,
@@ -96,11 +98,13 @@ class Limits:
         bounds: the available bounds.
         note: why others are missing.
         attained: success of the best known attack; None if it is not known.
+        attackers: what a private release adds for a stranger, an intruder and anyone.
     """
 
     bounds: tuple[Bound, ...] = ()
     note: str | None = None
     attained: Attained | None = None
+    attackers: tuple[AttackerRow, ...] = ()
 
 
 def of_release(
@@ -129,7 +133,10 @@ def of_release(
         if bound is not None:
             bounds.append(bound)
     note = "; ".join(dict.fromkeys(notes)) or None
-    return Limits(tuple(bounds), note, attained(released, risk))
+    rows: tuple[AttackerRow, ...] = ()
+    with suppress(NotApplicable):  # the bound on the probability has said why
+        rows = attackers(released, risk)
+    return Limits(tuple(bounds), note, attained(released, risk), rows)
 
 
 def error_bound(

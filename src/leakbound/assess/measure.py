@@ -226,7 +226,7 @@ def _by_label(
 
 
 def shown(
-    domain: Domain,
+    criterion: Criterion,
     truth: Tensor | None,
     guess: Tensor,
     *,
@@ -239,7 +239,17 @@ def shown(
 
     Pictures or columns, depending on the domain; without `images` only matches by column.
     `guess` is in the order of the truth, as is `agreement` (N, m); `leaks` is a leak map in [0, 1].
+    Columns that the attacker has from elsewhere are left out: nobody reconstructed them.
     """
+    domain = criterion.whole
+    known = criterion.known
+    if known is not None and domain.parts is not None:
+        domain = criterion.domain
+        guess = criterion.counted(guess)
+        truth = None if truth is None else criterion.counted(truth)
+        baseline = None if baseline is None else criterion.counted(baseline)
+        open_parts = [not bool(known.places[start]) for start, _ in known.domain.spans]
+        agreement = None if agreement is None else agreement[:, open_parts]
     parts = domain.fields(truth, guess, baseline)
 
     def agreed(part: Any, shares: list[float]) -> Any:

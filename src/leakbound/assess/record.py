@@ -35,7 +35,8 @@ ON_AVERAGE: Final = "protected on average"
 UNDER_MODEL: Final = "protected under a model"
 HONEST: Final = "protected from an honest server"
 THESE: Final = "protected (these examples)"
-PROTECTED: Final = "protected"
+PROTECTED: Final = "protected from strangers"
+INTRUDERS: Final = "protected from intruders"
 ESTIMATE: Final = "estimate"
 """`covers` of a bound that is estimated and not proven: it covers nobody for certain."""
 Verdict = Literal[
@@ -51,7 +52,8 @@ Verdict = Literal[
     "protected under a model",
     "protected from an honest server",
     "protected (these examples)",
-    "protected",
+    "protected from strangers",
+    "protected from intruders",
 ]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
@@ -63,9 +65,10 @@ UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
 OPEN: Final = (*DISCLOSURES, *UNSETTLED)
 """Whether whole examples can be reconstructed is not settled."""
-Basis = Literal["sample", "examples", "known model", "fitted model"]
+Basis = Literal["sample", "known parts", "examples", "known model", "fitted model"]
 PROTECTS: Final[dict[Basis, Verdict]] = {
     "sample": PROTECTED,
+    "known parts": INTRUDERS,
     "examples": THESE,
     "known model": HONEST,
     "fitted model": UNDER_MODEL,
@@ -213,7 +216,7 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     def text(self) -> str:
         """The criterion as text, such as "20 dB PSNR or more"."""
         what = self.goal if self.of is not None else f"{self.goal} {self.axis}"
-        return f"{what} or more" if not self.known else f"{what} or more of the unknown part"
+        return f"{what} of the unknown part or more" if self.known else f"{what} or more"
 
     def shown(self, score: float) -> str:
         """A score as text, such as "21.3 dB" or "17 of 20 columns"."""
@@ -258,7 +261,8 @@ class Bound(RecordPart, frozen=True, kw_only=True):
         rests_on_prior: it holds only on average over `prior`.
         confidence: of the bound, over the public examples or over the draws of the prior.
         basis: what it rests on. "sample": `public_examples` independent public examples show it,
-            for any distribution. "examples": it is exact for these private examples. "known model":
+            for any distribution; "known parts": the same for an attacker who has parts of the
+            example. "examples": it is exact for these private examples. "known model":
             as "sample", for the sent model only. "fitted model": examples follow a model that was
             fitted to public ones.
         largest_ball: the most public examples that one candidate may match (one per class if labels
@@ -305,6 +309,50 @@ class Bound(RecordPart, frozen=True, kw_only=True):
     def on_error(self) -> bool:
         """Whether it bounds the error; otherwise it is a probability."""
         return self.probability is None
+
+
+class Completed(RecordPart, frozen=True, kw_only=True):
+    """What the best imputer completes from the known parts, without the update.
+
+    Attributes:
+        imputer: its name.
+        matched, total: how many of the counted public examples it completes within the criterion.
+        at_least: lower confidence limit on its success.
+    """
+
+    imputer: str
+    matched: Annotated[int, Meta(ge=0)]
+    total: Count
+    at_least: Probability
+
+    @property
+    def share(self) -> float:
+        """The measured success."""
+        return self.matched / self.total
+
+
+class AttackerRow(RecordPart, frozen=True, kw_only=True):
+    """What an update adds for one attacker, at one threshold.
+
+    Attributes:
+        attacker: "stranger" knows the population, "intruder" also `knows`, "anyone" any q.
+        knows: the known parts, as text.
+        goal: what counts as reconstructed: of the unknown part alone, for the intruder.
+        without: upper confidence limit on the success without the update; None for anyone.
+        bound: no attacker of this kind exceeds it with the update; None for anyone.
+        gain: the update adds at most this.
+        measured: what the best imputer completes without the update; the intruder's alone.
+        from_measured: the bound if the success without the update is the measured share.
+    """
+
+    attacker: Literal["stranger", "intruder", "anyone"]
+    knows: str = ""
+    goal: str
+    without: Probability | None = None
+    bound: Probability | None = None
+    gain: Probability
+    measured: Completed | None = None
+    from_measured: Probability | None = None
 
 
 class Attained(RecordPart, frozen=True, kw_only=True):
@@ -449,6 +497,8 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         layer_input: why it is certainly what the first layer got, but may differ from the example.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
+        attackers: what the update adds for a stranger, for who has the known parts, and for anyone;
+            empty if the release is not private.
         verdict: None if the attack does not apply.
     """
 
@@ -474,6 +524,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     bounds: tuple[Bound, ...] = ()
     attained: Attained | None = None
     bounds_note: str | None = None
+    attackers: tuple[AttackerRow, ...] = ()
     verdict: Verdict | None = None
     pictures: dict[str, Picture] = {}
     features: Features | None = None

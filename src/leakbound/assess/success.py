@@ -16,8 +16,9 @@ from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound._util.formats import format_upper_log
 from leakbound.assess import near_copies
+from leakbound.assess.attackers import Intruder, best_completion, rows_of, with_known_parts
 from leakbound.assess.criterion import distance_of
-from leakbound.assess.record import DELTA, Attained, Bound, short
+from leakbound.assess.record import DELTA, AttackerRow, Attained, Bound, short
 from leakbound.assess.released import (
     Released,
     nine,
@@ -28,7 +29,6 @@ from leakbound.assess.released import (
 from leakbound.assess.sentences import DOUBTED, GUESS, rare, unit_of
 from leakbound.bounds import conversions, counting, identification, record_priors
 from leakbound.bounds.attainable import FEWEST, Attainable
-from leakbound.bounds.knowledge import informed
 from leakbound.bounds.known_model import KnownModel
 from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import Scope
@@ -137,11 +137,7 @@ def known_sample(released: Released) -> counting.PublicSample:
             sources=None if origins is None else origins.cpu().numpy(),
             distance=distance_of(criterion.whole),
         )
-        if criterion.known is None:
-            return sample
-        places = criterion.known.places.nonzero().flatten().tolist()
-        distance = distance_of(criterion.domain)
-        return informed(sample, places, distance=distance, words=criterion.known.text)
+        return with_known_parts(sample, criterion.known)
 
     return released.of_public(("sample", *sample_key(released)), make)
 
@@ -186,7 +182,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
         holds=not doubts,
         name=name,
         prior=sample.name,
-        basis="sample",
+        basis=sample.basis,
         confidence=sample.confidence,
         public_examples=sample.n,
         largest_ball=sample.largest(eta),
@@ -206,6 +202,32 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"the prior-only baseline succeeds with probability {format_upper_log(known)} at most",
         ),
     )
+
+
+def attackers(released: Released, spec: RiskSpec) -> tuple[AttackerRow, ...]:
+    """What the update adds for a stranger, for who has the known parts, and for anyone.
+
+    Empty if the release is not private. A noisy copy may be attacked in every round, and its curve
+    is not one of a step: it has no rows.
+    """
+    private = private_noise(released, spec)
+    public = released.public
+    if private is None or public is None or public.size < 2 or _copies(released):
+        return ()
+    noise = private[0]
+    criterion = released.criterion
+    whole = criterion.of_stranger or criterion
+    sample = known_sample(replace(released, criterion=whole))
+
+    def make() -> tuple[AttackerRow, ...]:
+        lift = counting.gaussian_lift(noise)
+        if criterion.known is None:
+            return rows_of(lift, whole, sample)
+        taken = public.inputs[torch.from_numpy(sample.places).to(public.inputs.device)]
+        completed = best_completion(taken, criterion)
+        return rows_of(lift, whole, sample, Intruder(criterion, known_sample(released), completed))
+
+    return released.of_public(("attackers", *sample_key(released), noise, criterion), make)
 
 
 def these_probability(released: Released, spec: RiskSpec) -> Bound | None:

@@ -15,6 +15,7 @@ from leakbound.assess.record import (
     FACTS,
     GUESSABLE,
     HONEST,
+    INTRUDERS,
     NOT_RUN,
     ON_AVERAGE,
     PRESENT,
@@ -58,13 +59,20 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "examples, no attacker would do it with more than the accepted probability. Real "
     "examples may differ from the model.",
     HONEST: "From one update of this model no attacker does it with more than the accepted "
-    "probability. A server that sends another model is not covered. It holds with the stated "
-    "confidence if private examples are drawn like the public ones.",
-    THESE: "From one update no attacker does it with more than the accepted probability, whatever "
-    "the model is, averaged over these very examples. Other examples are not covered.",
-    PROTECTED: "From one update no attacker does it with more than the accepted probability, "
-    "whatever the model is. This rests on a count of public examples and on no model of the data; "
-    "it holds with the stated confidence if private examples are drawn like the public ones.",
+    "probability. A server that sends another model is not covered, nor is an attacker who knows a "
+    "part of the example. It holds with the stated confidence if private examples are drawn like "
+    "the public ones.",
+    THESE: "From one update no attacker who knows nothing of the example does it with more than "
+    "the accepted probability, whatever the model is, averaged over these very examples. Other "
+    "examples are not covered.",
+    PROTECTED: "From one update no attacker who knows the population, and nothing of the example, "
+    "does it with more than the accepted probability, whatever the model is. This rests on a count "
+    "of public examples and on no model of the data; it holds with the stated confidence if "
+    "private examples are drawn like the public ones. Who knows a part of the example starts from "
+    "more: the rows on attackers say what the update adds for them.",
+    INTRUDERS: "From one update no attacker who has the stated parts of the example, and knows the "
+    "population, reconstructs the rest with more than the accepted probability, whatever the model "
+    "is. It rests on the same count of public examples, and holds on average over them.",
 }
 """The meaning of each verdict, for pages."""
 

@@ -31,7 +31,7 @@ from leakbound.bounds import identification
 from leakbound.bounds.balls import MOST_PAIRS, BallCounts, counts_of, neighbors
 from leakbound.bounds.distances import ROUNDING, ColumnMisses, Distance, SquaredError
 from leakbound.bounds.law import Array, one, positive, probability, single, whole
-from leakbound.bounds.record_priors import Baseline, flat_images
+from leakbound.bounds.record_priors import Baseline, Basis, flat_images
 
 __all__ = [
     "PublicSample",
@@ -96,6 +96,9 @@ def count_least(
     return clopper_pearson(count, n, tail)[0]
 
 
+LABELS = "labels"
+
+
 @dataclass(frozen=True, eq=False)
 class PublicSample(Baseline):
     """What n public examples show about kappa, for any distribution.
@@ -135,9 +138,8 @@ class PublicSample(Baseline):
     classes: int | None = None
     distance: Distance = field(default_factory=SquaredError)
     source_sizes: tuple[float, float] | None = None
-    knows: str = "labels"
+    knows: str = LABELS
 
-    basis = "sample"
     places: Array = field(init=False)
     """(n,) which of the given examples were taken."""
 
@@ -176,6 +178,11 @@ class PublicSample(Baseline):
         single(probability, confidence=self.confidence)
         object.__setattr__(self, "_kept", {})
         object.__setattr__(self, "_near", {})
+
+    @property
+    def basis(self) -> Basis:  # type: ignore[override]
+        """Whether the attacker has nothing of the example, or parts of it."""
+        return "sample" if self.knows == LABELS else "known parts"
 
     @property
     def n(self) -> int:
@@ -427,7 +434,7 @@ class TheseExamples(PublicSample):
         0.0354
     """
 
-    basis = "examples"  # type: ignore[assignment]
+    basis = "examples"
 
     def __post_init__(self) -> None:
         if self.sources is not None:

@@ -58,7 +58,7 @@ MADE = 2
 ROUNDED = 1e-14
 
 
-Basis = Literal["sample", "examples", "fitted model"]
+Basis = Literal["sample", "known parts", "examples", "fitted model"]
 
 
 class Baseline(ABC):
@@ -67,7 +67,8 @@ class Baseline(ABC):
     Attributes:
         name: display name.
         dim: N.
-        basis: what the bound rests on. "sample": public examples and no model of the data.
+        basis: what the bound rests on. "sample": public examples and no model of the data. "known
+            parts": the same, for an attacker who has parts of the example.
             "examples": these very examples. "fitted model": a model fitted to data. None: it
             knows nothing about the data, and bounds no attacker who does.
         distance: which candidates match.

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import msgspec
 from rich.markup import escape
 from rich.table import Table
 
@@ -67,7 +68,7 @@ def bound(command: options.BoundOptions) -> int:
         "accepted": command.accept,
         "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
-        "attackers": [row.plain() for row in three],
+        "attackers": msgspec.to_builtins(three),
         "attained_scope": edges.attained_scope,
         "bound_scope": edges.bound_scope,
         "unit": sentences.unit_of(edges.setting.people),

@@ -21,6 +21,8 @@ from leakbound.assess.record import (
     Verdict,
 )
 from leakbound.assess.verdict import together
+from leakbound.report.attackers import MOST as ATTACKERS
+from leakbound.report.attackers import attacker_sentences
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Strip
 from leakbound.report.sentences import advice, answer, shortened, undefended
@@ -136,6 +138,7 @@ class Overview:
     unfolded: int
     command: str
     reason: str
+    attackers: tuple[str, ...] = ()
 
 
 def overview(
@@ -166,6 +169,7 @@ def overview(
         more_shots=max(0, len(shots) - FAMILIES),
         views=tuple(views[:VIEWS]),
         more_views=max(0, len(views) - VIEWS),
+        attackers=attacker_sentences(summary)[:ATTACKERS],
         unfolded=LINES,
         command=next_command(
             summary.run.info.plan,

@@ -22,6 +22,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import DIAGNOSES, meanings
 from leakbound.report import columns, overview, tables
+from leakbound.report.attackers import audience
 from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
@@ -240,6 +241,7 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "revealed": revealed(assessments, names),
         "persons": is_it_this_person(rows, criterion),
         "truth_unknown": not truth_known,
+        "who": audience(assessments),
         "labels_hidden": not all(a.threat.labels_known for a in assessments),
         "defenses": [(*key, list(dict.fromkeys(texts))) for key, texts in settings.items()],
         "rare": tables.rare_share(rows),

@@ -27,6 +27,7 @@ from leakbound.report.template import interval
 
 CONDITIONS: Final[dict[Basis, str]] = {
     "sample": "",
+    "known parts": "with the known parts",
     "examples": "for these very examples",
     "known model": "from this model’s updates",
     "fitted model": "under a model",

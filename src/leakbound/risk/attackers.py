@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from leakbound.assess.criterion import Criterion, distance_of
-from leakbound.assess.imputers import Completion, prior_of_intruder
+from leakbound.assess.attackers import Intruder, best_completion, rows_of, with_known_parts
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import AttackerRow
 from leakbound.bounds.counting import Lift, PublicSample
-from leakbound.bounds.knowledge import informed, largest_gain
 from leakbound.domains.known import Known, known_parts
 from leakbound.risk.corridor import TrainingSetting, success_bound
 from leakbound.risk.examples import SAMPLE, Examples
 from leakbound.risk.target import Target
 
-Who = Literal["stranger", "intruder", "anyone"]
-
-
-@dataclass(frozen=True)
-class AttackerRow:
-    """What an update adds for one attacker, at one threshold.
-
-    Attributes:
-        attacker: "stranger" knows the population, "intruder" also `knows`, "anyone" any q.
-        knows: the known parts, as text.
-        goal: what counts as reconstructed: of the unknown part alone, for the intruder.
-        without: upper confidence limit on the success without the update; None for anyone.
-        bound: no attacker of this kind exceeds it with the update; None for anyone.
-        gain: the update adds at most this.
-        measured: what the best imputer completes without the update; the intruder's alone.
-        from_measured: the bound if the success without the update is the measured share.
-    """
-
-    attacker: Who
-    knows: str
-    goal: str
-    without: float | None
-    bound: float | None
-    gain: float
-    measured: Completion | None = None
-    from_measured: float | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """All fields as JSON values."""
-        row = dict(vars(self))
-        if self.measured is not None:
-            row["measured"] = {**vars(self.measured), "share": self.measured.share}
-        return row
+__all__ = ["AttackerRow", "three_attackers"]
 
 
 def three_attackers(
@@ -115,20 +81,17 @@ def attackers_under(
 
     What is known without an update is counted once.
     """
-    parts, knows = intruder(examples, known, labels_known=labels_known)
-    whole = Criterion.of(parts.domain, psnr=psnr, share=share)
-    rest = Criterion.of(parts.domain, psnr=psnr, share=share, known=known)
+    parts, sample = intruder(examples, known, labels_known=labels_known)
+    domain = parts.domain
+    whole = Criterion.of(domain, psnr=psnr, share=share)
+    rest = Criterion.of(domain, psnr=psnr, share=share, known=known)
     stranger = examples.prior(labels_known=labels_known)
     assert isinstance(stranger, PublicSample)  # the default prior of data
-    completion = _best_completion(examples, parts, rest, stranger, say)
-    return [
-        (
-            _bounded("stranger", "", whole, stranger, lift),
-            _bounded("intruder", known, rest, knows, lift, completion),
-            AttackerRow("anyone", "anything", "any goal", None, None, largest_gain(lift)[0]),
-        )
-        for lift in lifts
-    ]
+    assert examples.images is not None  # `intruder` needs them
+    taken = torch.from_numpy(examples.images[stranger.places])
+    public = taken.reshape(-1, *domain.shape).to(domain.dtype)
+    knows = Intruder(rest, sample, best_completion(public, rest, say))
+    return [rows_of(lift, whole, stranger, knows) for lift in lifts]
 
 
 def intruder(
@@ -144,8 +107,7 @@ def intruder(
     parts = known_parts(examples.form, known)
     stranger = examples.prior(labels_known=labels_known)
     assert isinstance(stranger, PublicSample)  # the default prior of data
-    places = np.flatnonzero(parts.places.numpy()).tolist()
-    return parts, informed(stranger, places, distance=distance_of(parts.rest), words=known)
+    return parts, with_known_parts(stranger, parts)
 
 
 def refuse_model(known: str, prior: str | None) -> None:
@@ -194,47 +156,3 @@ def goal_of_intruder(
         form=parts.rest,
     )
     return target, unknown, prior
-
-
-def _best_completion(
-    examples: Examples,
-    parts: Known,
-    criterion: Criterion,
-    sample: PublicSample,
-    say: Callable[[str], None],
-) -> Completion | None:
-    """The best imputer's share; None if there are too few examples to fit and to count."""
-    assert examples.images is not None  # checked by the caller
-    rows = torch.from_numpy(examples.images[sample.places])
-    public = rows.reshape(-1, *parts.domain.shape).to(parts.domain.dtype)
-    if len(public) < 40:
-        return None
-    return prior_of_intruder(public, parts, criterion.within, say=say)[0]
-
-
-def _bounded(
-    attacker: Who,
-    knows: str,
-    criterion: Criterion,
-    sample: PublicSample,
-    lift: Lift,
-    measured: Completion | None = None,
-) -> AttackerRow:
-    bounds, logs = sample.success_bound(lift, criterion.level)
-    without = float(np.exp(logs[0]))
-    gain, _ = largest_gain(lift, most=without)
-    from_measured = None
-    if measured is not None:
-        # Nothing was completed: the limit on that is what is known.
-        share = max(measured.share, 1 / measured.total)
-        from_measured = float(np.ravel(lift(np.array([math.log(share)])))[0])
-    return AttackerRow(
-        attacker,
-        knows,
-        criterion.info.goal,
-        without,
-        float(bounds[0]),
-        min(gain, float(bounds[0])),
-        measured,
-        from_measured,
-    )

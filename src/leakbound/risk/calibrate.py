@@ -107,7 +107,7 @@ class Calibration(SolvedSetting, Presented):
     def public(self) -> dict[str, Any] | None:
         """What the result rests on without a model: public examples, and how many are needed."""
         sample = self.corridor.prior
-        if not isinstance(sample, PublicSample) or sample.basis != "sample":
+        if not isinstance(sample, PublicSample) or sample.basis == "examples":
             return None
         limit = math.exp(float(self.corridor.log_kappa[0]))
         # How much denser private examples may be before the bound exceeds the target.
@@ -547,7 +547,7 @@ def _log_baseline(
     # With its error moved to the unsafe side.
     blind = min(0.0, log_kappa + abs(log_kappa) * KAPPA_ERROR)
     if blind >= math.log(target.gamma) - 3 * GAMMA_ERROR:
-        if isinstance(prior, PublicSample) and prior.basis == "sample":
+        if isinstance(prior, PublicSample) and prior.basis != "examples":
             raise ValueError(_too_few(target, prior, math.exp(blind)))
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "

@@ -143,9 +143,10 @@ def _claimed(bound: Bound, goal: str | None) -> str:
     like = f"if private examples are drawn like them{_margin(bound)}"
     if bound.basis == "known model":
         return f"from one update of this model, no attacker {what} {above}: {sure}, {like}"
+    who = "attacker who has the known parts" if bound.basis == "known parts" else "stranger"
     return (
-        f"whatever the model is, no attacker {what} from one update {above}: {sure}, of which one "
-        f"candidate (or one per class, with labels known) may match {bound.largest_ball}, {like}"
+        f"whatever the model is, no {who} {what} from one update {above}: {sure}, of which one "
+        f"candidate (or one for each value of what is known) may match {bound.largest_ball}, {like}"
     )
 
 

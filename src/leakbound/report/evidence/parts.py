@@ -279,7 +279,8 @@ class SignOff(ReportPart, frozen=True):
     """What the sign-off page says, in sentences. `date`: of the records, by their file's time.
 
     `revealed`: facts that the updates reveal for certain, sensitive ones first. `rows`: every
-    defense setting, the most important first; the page shows those that fit.
+    defense setting, the most important first; the page shows those that fit. `attackers`: what one
+    update adds for stranger, intruder and anyone; the limits of the rows are those of `who`.
     """
 
     date: str | None
@@ -291,6 +292,8 @@ class SignOff(ReportPart, frozen=True):
     revealed: tuple[str, ...]
     rows: tuple[SettingRow, ...]
     not_covered: tuple[str, ...]
+    attackers: tuple[str, ...] = ()
+    who: str = "stranger"
 
 
 class QuestionLine(ReportPart, frozen=True):

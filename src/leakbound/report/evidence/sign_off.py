@@ -13,6 +13,7 @@ from leakbound._util.formats import format_upper
 from leakbound._util.groups import grouped
 from leakbound.assess.record import Verdict
 from leakbound.report import tables
+from leakbound.report.attackers import attacker_sentences, audience
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
@@ -96,7 +97,7 @@ def of_run(
     facts = [text for one in revealed(assessments, names) for text in one.facts]
     shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
     average = (
-        "One named example. “No attacker exceeds” is an average over examples; rare ones may be "
+        "One named example. The limit in the table is an average over examples; rare ones may be "
         "reconstructed more often"
     )
     rare = tables.rare_share(rows)
@@ -121,6 +122,10 @@ def of_run(
         criterion=_criterion(thresholds),
         revealed=tuple(shown),
         rows=tuple(_by_importance(settings, summary)),
+        who=audience(assessments),
+        attackers=tuple(
+            shortened(text, 4 * NARROW - 1) for text in attacker_sentences(summary)[:1]
+        ),
         not_covered=(
             OTHERS,
             " ".join(rounds),
@@ -169,7 +174,7 @@ def fitting(
     """
     wide = [page.answer, page.advice]
     narrow = [page.tested, page.attacker, page.criterion]
-    narrow += [*page.revealed, *page.not_covered, *warnings]
+    narrow += [*page.revealed, *page.attackers, *page.not_covered, *warnings]
     # The page prints on one A4: what is always there comes first, rows fill the rest.
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
@@ -257,6 +262,7 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
         "labels": "the true labels",
         "defense": "the defense",
         "statistics": "the batch’s statistics",
+        "known": "parts of every example, from elsewhere",
     }
     knows = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
     some = [text for name, text in words.items() if known[name] == "in some experiments"]
