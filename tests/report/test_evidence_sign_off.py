@@ -112,7 +112,8 @@ def test_a_protected_run_names_the_theorems_and_its_cost(
     )
     assert found.advice == (
         "Of the defenses tested, gaussian_noise noise_std=0.5 (protected from strangers) is enough "
-        "for one update at the lowest cost. In a short training it cost up to 15.0 points of test accuracy."
+        "for one update at the lowest cost. In a short training it cost up to 15.0 points of test "
+        "accuracy."
     )
 
 
