@@ -87,8 +87,8 @@ class AttackOptions:
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
-        "schema loss people time statistics_known adapter kind input_range vocabulary classes "
-        "labels local_steps learning_rate local_batch_size weight_decay steps_search round "
+        "schema loss people time known statistics_known adapter kind input_range vocabulary "
+        "classes labels local_steps learning_rate local_batch_size weight_decay steps_search round "
         "lpips_weights no_examples"
     )
     UNUSED: ClassVar = {

@@ -18,8 +18,6 @@ from leakbound.risk.corridor import TrainingSetting, success_bound
 from leakbound.risk.examples import SAMPLE, Examples
 from leakbound.risk.target import Target
 
-__all__ = ["AttackerRow", "three_attackers"]
-
 
 def three_attackers(
     setting: TrainingSetting,
