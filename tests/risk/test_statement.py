@@ -55,7 +55,7 @@ def bound(**changes):
          "public examples, of which one candidate (or one for each value of what is known) may "
          "match 3, if private examples are drawn like them (at most 1.4 times as densely)"),
         ("examples", "whatever the model is, no attacker reaches 20 dB for one example from one "
-         "update with a"
+         "update with a "
          "probability above 0.04, averaged over these 1000 examples; it says nothing about others"),
         ("known model", "from one update of this model, no attacker reaches 20 dB for one example "
          "with a probability above 0.04: 95% confidence from 1000 public examples, if private "

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
@@ -74,7 +75,7 @@ def bound(command: options.BoundOptions) -> int:
         "deployment": deployment,
         "rows": [row.plain() for row in rows],
         "attackers": [
-            {"audience": law.audience, "unit": law.unit, "rows": [row.plain() for row in own]}
+            {"audience": law.audience, "unit": law.unit, "rows": msgspec.to_builtins(own)}
             for law, own in zip(laws, three, strict=True)
         ],
         "mistakes": mistakes,

@@ -24,13 +24,14 @@ from leakbound._util.formats import (
 )
 from leakbound.assess import sentences
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import AttackerRow
 from leakbound.bounds.counting import CONFIDENCE, Lift, PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
-from leakbound.risk.attackers import AttackerRow, attackers_under, refuse_model
+from leakbound.risk.attackers import attackers_under, refuse_model
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
     MOST_STEPS,

@@ -1,8 +1,9 @@
 """Risk of reconstruction: kappa, bounds on all attackers, attained success, calibration."""
 
 from leakbound.assess.limits import ErrorBoundSpec
+from leakbound.assess.record import AttackerRow
 from leakbound.assess.success import RiskSpec
-from leakbound.risk.attackers import AttackerRow, three_attackers
+from leakbound.risk.attackers import three_attackers
 from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor
 from leakbound.risk.gain import GainCalibration, calibrate_gain, fixed_answer
