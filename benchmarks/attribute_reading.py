@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -67,44 +67,77 @@ def network(kind: str, width: int, seed: int) -> nn.Module:
     return model
 
 
-def rounds(kind: str, plan: LocalPlan, sites: int, defense: Defense) -> Iterator[tuple[bool, bool]]:
+@dataclass(frozen=True)
+class Remedy:
+    """What a team can do without noise: merge rare codes, drop the code, train more people."""
+
+    words: str = "none"
+    codes: int = CODES
+    people: int = PEOPLE
+
+    def seen(self, batch: Batch) -> Batch:
+        """What the model is fed: the most frequent codes, and one column for all others."""
+        if self.codes == CODES:
+            return batch
+        first = batch.inputs.shape[1] - CODES
+        kept = batch.inputs[:, : first + self.codes]
+        others = batch.inputs[:, first + self.codes :].sum(1, keepdim=True)
+        return Batch(torch.cat([kept, others], 1), batch.labels)
+
+
+def rounds(
+    kind: str, plan: LocalPlan, sites: int, defense: Defense, remedy: Remedy
+) -> Iterator[tuple[bool, bool]]:
     """For each person asked for: whether the answer is right, and whether the outcome is 0."""
     seed = 0
     asked = 0
-    public = people(PUBLIC, 10**6, public=True)
+    public = remedy.seen(people(PUBLIC, 10**6, public=True))
     while asked < ASKED:
         seed += 1
-        parts = [people(PEOPLE // sites, 1000 * seed + site) for site in range(sites)]
+        whole = [people(remedy.people // sites, 1000 * seed + site) for site in range(sites)]
+        parts = [remedy.seen(part) for part in whole]
         everyone = Batch(torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts]))
+        codes = torch.cat([part.inputs for part in whole])
         task = Task.of(network(kind, everyone.inputs.shape[1], seed), plan=plan)
         sources = [stream(seed, "play", at) for at in range(sites + 1)]
         seen = play(task, parts, defense, sources).observation
         seen = replace(seen, auxiliary=public)
-        for at, person, column in _sole_carriers(everyone.inputs)[: min(A_SITE, ASKED - asked)]:
-            completions = Batch(person.expand(2, -1), torch.tensor([0, 1]))
+        for at, column in _sole_carriers(codes)[: min(A_SITE, ASKED - asked)]:
+            completions = Batch(everyone.inputs[at].expand(2, -1), torch.tensor([0, 1]))
+
+            def alone(batch: Batch, column: int = column) -> Tensor:
+                return batch.inputs[:, column] == 0
+
             reading = read_attribute(
                 seen,
                 completions,
                 stream(seed, "attack", at),
-                alone=lambda batch, column=column: batch.inputs[:, column] == 0,
+                alone=alone if remedy.codes == CODES else None,
             )
             outcome = int(everyone.labels[at])
             yield reading.value == outcome, outcome == 0
             asked += 1
 
 
-def _sole_carriers(inputs: Tensor) -> list[tuple[int, Tensor, int]]:
-    """Who alone has a code: place, row and column."""
+def _sole_carriers(inputs: Tensor) -> list[tuple[int, int]]:
+    """Who alone has a code: place and column."""
     first = inputs.shape[1] - CODES
     counts = inputs[:, first:].sum(0)
     columns = (first + torch.nonzero(counts == 1).flatten()).tolist()
     holders = [int(inputs[:, column].argmax()) for column in columns]
-    return [(at, inputs[at], column) for at, column in zip(holders, columns, strict=True)]
+    return list(zip(holders, columns, strict=True))
 
 
-def line(kind: str, name: str, sites: int, words: str, defense: Defense) -> list[str]:
+def line(
+    kind: str,
+    name: str,
+    sites: int,
+    words: str,
+    defense: Defense,
+    remedy: Remedy = Remedy(),
+) -> list[str]:
     """One line of the table."""
-    answers = list(rounds(kind, PLANS[name], sites, defense))
+    answers = list(rounds(kind, PLANS[name], sites, defense, remedy))
     right = sum(own for own, _ in answers)
     low, high = clopper_pearson(right, len(answers), 0.025)
     zero = sum(outcome for _, outcome in answers)
@@ -123,6 +156,7 @@ def main() -> int:
             (KINDS[1], "1 step of SGD", 1, f"DP-SGD, noise {noise:g}", DpSgd(1.0, noise))
             for noise in (0.1, 1.0, 4.0)
         ),
+        *((KINDS[1], "1 step of SGD", 1, remedy.words, NoDefense(), remedy) for remedy in REMEDIES),
     ]
     table = []
     for setting in settings:
@@ -137,6 +171,12 @@ def main() -> int:
     return 0
 
 
+REMEDIES = (
+    Remedy("2,048 people", people=2048),
+    Remedy("codes beyond 100 merged", codes=100),
+    Remedy("codes beyond 20 merged", codes=20),
+    Remedy("code dropped", codes=0),
+)
 KINDS = ("logistic regression", "perceptron, 64 units")
 WORDS = (
     f"{PEOPLE} people take part in a round; several sites share them and the attacker sees the "
@@ -144,7 +184,8 @@ WORDS = (
     "95 % interval (Clopper and Pearson; up to 6 people are of one round). The attacker has 3,000 "
     "public people, drawn from other rows than those who train, and knows the local "
     "training and, for DP-SGD, the noise. Answers use no prior, so under strong noise the commoner "
-    "outcome is the better answer."
+    "outcome is the better answer. The last lines change the training and add no noise: the same "
+    "people are asked for, who alone have their code among all."
 )
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from leakbound import models
-from leakbound.assess.record import Training
+from leakbound.assess.record import AttackerRow, Training
 from leakbound.gate import policy, rules
 from leakbound.randomness import stream
 
@@ -107,6 +107,35 @@ def test_an_audit(decided):
     verdicts = [row[1] for row in found if row[0] == "verdict"]
     assert verdicts == [policy.HOLDS, policy.UNSURE, policy.BROKEN]
     assert [row[2].line for row in found] == [3, 6, 10, 14, 17]
+
+
+def test_what_an_update_adds_for_who_knows_more(decided, tmp_path):
+    text = "[[audit]]\nfolder = 'run'\n{}\n"
+    found = decided(text.format("gain = 0.1"))
+    assert answers(found) == {"gain": policy.UNSURE}
+    assert "no bound" in found[0][2].found
+    assert answers(decided(text.format("known = 'age,sex'"))) == {"known": policy.UNSURE}
+
+    def edit(a):
+        anyone = AttackerRow(attacker="anyone", goal="any goal", gain=0.08)
+        threat = replace(a.threat, known="age,sex,zip")
+        return {"attackers": (anyone,), "threat": threat}
+
+    made_up.changed(tmp_path / "run", edit)
+    assert answers(decided(text.format("gain = 0.1"))) == {"gain": policy.HOLDS}
+    assert answers(decided(text.format("gain = 0.07"))) == {"gain": policy.BROKEN}
+    # An attacker who has more is a stronger one, who has less a weaker one.
+    assert answers(decided(text.format("known = 'age,sex'"))) == {"known": policy.HOLDS}
+    assert answers(decided(text.format("known = 'age,job'"))) == {"known": policy.UNSURE}
+
+
+def test_what_a_training_adds(decided):
+    text = "[[deployment]]\nfile = 'deployment.toml'\nunit = ['client']\ngain = {}\n"
+    found = decided(text.format(0.2))
+    # mu = sqrt(4) / 4 = 0.5: the total variation is 2 Phi(mu / 2) - 1 = 0.1974.
+    assert [row[:2] for row in found][1:] == [("gain", "holds")] * 2
+    assert found[1][2].found in ("at most 0.1974", "at most 0.1975")
+    assert ("gain", "broken") in [row[:2] for row in decided(text.format(0.19))]
 
 
 def test_failed_and_missing_experiments_cannot_be_told(decided, tmp_path):
@@ -256,7 +285,7 @@ def test_a_deployment_without_a_requirement_cannot_be_decided(decided, tmp_path)
     (tmp_path / "deployment.toml").write_text(bare)
     rows = decided(text)
     assert [row[1] for row in rows] == [policy.HOLDS, policy.UNSURE]
-    assert "state epsilon or success" in rows[1][2].found
+    assert "state epsilon, success or gain" in rows[1][2].found
     assert [row[1] for row in decided(text + "mistakes = 0\n")] == [policy.HOLDS]
 
 

@@ -42,6 +42,7 @@ from leakbound.core import (
 )
 from leakbound.covariance import Structured
 from leakbound.domains import has_neighbors
+from leakbound.domains.known import KnownValues
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.randomness import Source, normal
 
@@ -98,7 +99,8 @@ class CandidateLikelihood(Attack):
     The attack sends every candidate through the client and the defense. If noise dominates the
     mean, a public noise distribution does not distinguish candidates, but a data-dependent one
     does. The candidates are the observation's auxiliary images. If the true label is known, only
-    images of that label are used, if there are any.
+    images of that label are used, if there are any. If the attacker has parts of the example, the
+    candidates complete these by public examples with the nearest parts.
 
     Args:
         use_mean: False takes the mean as zero and uses the pattern of the noise alone.
@@ -176,7 +178,19 @@ class CandidateLikelihood(Attack):
             same = (known.labels == labels).reshape(known.size, -1).all(1)
             if same.any():
                 known = Batch(known.inputs[same], known.labels[same])
+        if observation.known is not None:
+            return _completed(observation.known, known, self.limit)
         return Batch(known.inputs[: self.limit], known.labels[: self.limit])
+
+
+def _completed(known: KnownValues, public: Batch, limit: int) -> Batch:
+    """Candidates with the known part, and the rest of the public examples with the nearest part."""
+    parts = known.parts
+    apart = parts.part.costs(known.values, parts.values(public.inputs))[0]
+    near = apart.argsort(stable=True)[:limit].to(public.inputs.device)
+    rest = parts.unknown(public.inputs[near])
+    whole = parts.joined(known.values.expand(len(near), *known.values.shape[1:]), rest)
+    return Batch(whole, public.labels[near])
 
 
 def _public(observation: Observation, least: int = 1) -> Batch:

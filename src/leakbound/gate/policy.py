@@ -53,6 +53,8 @@ class AuditPolicy(_Table, frozen=True, kw_only=True):
     defenses: tuple[str, ...] = ()
     exposed: Count | None = None
     verdict: Verdict | None = None
+    known: str | None = None
+    gain: Share | None = None
     no_worse_than: str | None = None
     higher_scores: Count | None = None
     accuracy_cost: Number | None = None
@@ -74,6 +76,7 @@ class DeploymentPolicy(_Table, frozen=True, kw_only=True):
     delta: Share = 1e-5
     success: Share | None = None
     prior: Share = 1e-3
+    gain: Share | None = None
     mistakes: Count | None = None
 
 

@@ -13,7 +13,14 @@ import msgspec
 
 from leakbound import inspection, tensors
 from leakbound._util.formats import format_upper
-from leakbound.assess.record import DISCLOSURES, EXPOSURES, NOT_RUN, RECOVERABLE, VERDICTS
+from leakbound.assess.record import (
+    DISCLOSURES,
+    EXPOSURES,
+    NOT_RUN,
+    RECOVERABLE,
+    VERDICTS,
+    Assessment,
+)
 from leakbound.audit import Progress, run_audit
 from leakbound.audit_epsilon import finding
 from leakbound.captured.capture import Capture
@@ -38,6 +45,8 @@ from leakbound.gate.policy import (
 from leakbound.report import folder, tables
 from leakbound.report.compare import compare
 from leakbound.risk.deployment import file, state
+from leakbound.risk.deployment.calibrate import gain_of
+from leakbound.risk.deployment.laws import laws_of
 from leakbound.risk.deployment.statement import OF, WHO
 
 SHOWN = 3
@@ -139,10 +148,48 @@ def _of_audit(
             answer,
             numbers=(len(bad), 0),
         )
+    counted = [a for a in run.assessments if _counts(table, names.defense(a))]
+    if table.known is not None:
+        yield _known(table.known, counted)
+    if table.gain is not None:
+        yield _gain(table.gain, counted, names)
     if table.accuracy_cost is not None:
         yield _cost(table, table.accuracy_cost, tables.training_costs(run.trainings, names))
     if table.no_worse_than is not None:
         yield from _no_worse(table, folder.read(base / table.no_worse_than), run)
+
+
+def _known(stated: str, assessments: Sequence[Assessment]) -> Requirement:
+    """Whether every experiment was against an attacker who has these parts of the examples."""
+    wanted = set(stated.split(","))
+    others = {
+        one.threat.known for one in assessments if not wanted <= {*one.threat.known.split(",")}
+    }
+    words = ", ".join(sorted(one or "nothing" for one in others)) or stated
+    return Requirement(
+        "known",
+        f"the attacker has {stated} of every example",
+        f"the attacker has {words}",
+        # A weaker attacker shows nothing of a stronger one.
+        answer_of(broken=False, unsure=bool(others) or not assessments),
+        numbers=(len(others), 0),
+    )
+
+
+def _gain(limit: float, assessments: Sequence[Assessment], names: tables.Names) -> Requirement:
+    """Whether one update adds little for anyone, whatever they know."""
+    ran = [one for one in assessments if one.status == "ok"]
+    open_ = dict.fromkeys(names.defense(one) for one in ran if not one.attackers)
+    gains = [row.gain for one in ran for row in one.attackers if row.attacker == "anyone"]
+    words = [f"at most {format_upper(max(gains), 4)}"] if gains else []
+    words += [f"no bound: {', '.join([*open_][:SHOWN])}"] * bool(open_)
+    return Requirement(
+        "gain",
+        f"one update adds at most {limit:g} for anyone",
+        "; ".join(words) or "no experiment ran",
+        answer_of(broken=any(one > limit for one in gains), unsure=bool(open_) or not gains),
+        numbers=(max(gains), limit) if gains else None,
+    )
 
 
 def _run(
@@ -303,16 +350,20 @@ def _of_deployment(
     rows = tuple(row for row in rows if not table.unit or row.unit in table.unit)
     if not rows or {*table.unit} - {row.unit for row in rows}:
         raise ValueError(f"{table.file} says nothing of {', '.join(table.unit)}; give another unit")
-    if (table.epsilon, table.success, table.mistakes) == (None, None, None):
+    if (table.epsilon, table.success, table.gain, table.mistakes) == (None,) * 4:
         raise ValueError(
-            f"nothing is required of what {table.file} protects; state epsilon or success (or "
-            "mistakes, if it only has to be free of them)"
+            f"nothing is required of what {table.file} protects; state epsilon, success or gain "
+            "(or mistakes, if it only has to be free of them)"
         )
+    gains: dict[tuple[str, str], float] = {}
+    if table.gain is not None:
+        gains = {(law.audience, law.unit): gain_of(law) for law in laws_of(deployment)}
     for row in rows:
         of = f"({WHO[row.audience]}, {OF[row.unit]})"
         bounds = (
             ("epsilon", table.epsilon, row.epsilon, f"at delta {table.delta:g}"),
             ("success", table.success, row.rises[-1][1], f"for a prior of {table.prior:g}"),
+            ("gain", table.gain, gains.get((row.audience, row.unit)), "for anyone"),
         )
         for key, limit, value, at in bounds:
             if limit is None:

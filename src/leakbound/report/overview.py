@@ -249,6 +249,10 @@ def next_command(
     schema = data.get("schema") if isinstance(data, dict) else plan.get("schema")
     if isinstance(schema, str) and schema:
         end += f" --schema {shlex.quote(schema)}"
+    threat = plan.get("threat")
+    known = threat.get("known") if isinstance(threat, dict) else None
+    if isinstance(known, str) and known:
+        end += f" --known {shlex.quote(known)}"
     level = f"{criterion.value:g}"
     if criterion.of is not None:  # a share, rounded so that as many columns follow from it
         level = _number(plan.get("share"), math.floor(100 * criterion.value) / 1e4)
