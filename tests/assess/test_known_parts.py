@@ -138,3 +138,21 @@ def test_bounds_are_those_of_the_intruder(german):
     assert of_fine.value > 0.99
     assert COLUMNS in of_intruder.prior
     assert "the attacker knows" in intruder.bounds_note
+
+
+def test_candidates_complete_the_known_part():
+    digits = data.load("digits")
+    model = lb.models.mlp(input_shape=(1, 8, 8), classes=10, generator=lb.stream(0, "model"))
+    public = digits.batch(torch.arange(20, 1200))
+    noisy = {"defense": "dp_sgd,clip_norm=1,noise_multiplier=0.02", "public": public}
+    bare = {"attack": "candidate_likelihood", "error_bound": "none", "probability": None}
+    error = {"": 0.0, "region:top": 0.0}
+    for seed in range(20):
+        batch = digits.batch(torch.tensor([seed]))
+        for known in error:
+            threat = ThreatModel(known=known)
+            result = lb.simulate(model, batch, threat=threat, seed=seed, **noisy, **bare)
+            error[known] += float((result.reconstruction - result.truth)[:, :, 4:].square().mean())
+    assert torch.equal(result.reconstruction[:, :, :4], result.truth[:, :, :4])
+    # Candidates that continue the very upper half are nearer on the lower one, too.
+    assert error["region:top"] < 0.9 * error[""]

@@ -92,7 +92,7 @@ def _bounded(
     if measured is not None:
         # Nothing was completed: the limit on that is what is known.
         share = max(measured.share, 1 / measured.total)
-        from_measured = nine(float(lift(math.log(share))), up=True)
+        from_measured = nine(float(np.ravel(lift(math.log(share)))[0]), up=True)
     return AttackerRow(
         attacker="stranger" if criterion.known is None else "intruder",
         knows="" if criterion.known is None else criterion.known.text,
