@@ -27,7 +27,7 @@ def with_known(observation: Observation, answer: Reconstruction) -> Reconstructi
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> batch = lb.Batch(torch.rand(1, 1, 2, 2), torch.tensor([0]))
         >>> threat = lb.ThreatModel(known="region:top")
-        >>> result = lb.simulate(model, batch, attack="constant_image", threat=threat)
+        >>> result = lb.simulate(model, batch, attack="linear_inversion", threat=threat)
         >>> torch.equal(result.reconstruction[:, :, 0], batch.inputs[:, :, 0])
         True
     """
