@@ -12,6 +12,7 @@ from torch import nn
 
 from leakbound.captured.capture import load_all
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.core import Batch
 from leakbound.nvflare import ServerWatch, capture_job
 from leakbound.nvflare.capture import _defenses
@@ -100,23 +101,24 @@ def test_a_job_is_captured_attacked_and_defended(job, tmp_path):
         assert abs(float(noise.mean())) < 4 * NOISE / len(noise) ** 0.5
         assert "site-" not in own.about["defense_from"]
     assert attacked(load_all(defended)[0], 1) < 20
-    assert SAID in signed(defended, tmp_path)
-    assert "No defense was declared for the captured updates" in signed(plain, tmp_path)
+    assert SAID in signed(defended, tmp_path, 0)
+    undefended = signed(plain, tmp_path, EXPOSED_CODE)
+    assert "No defense was declared for the captured updates" in undefended
     assert not [p for p in psutil.process_iter() if "simulator" in " ".join(_words(p))]
 
 
 SAID = "The defense tested is not enough"
 
 
-def signed(captured, tmp_path):
-    """The sign-off page on an attack of a captured folder."""
+def signed(captured, tmp_path, code):
+    """The sign-off page on an attack of a captured folder, which ends with this exit code."""
     out = tmp_path / f"{captured.name}-report"
     words = ["attack", "--update", str(captured), "--model", "net:Net", "--input-shape", "1,8,8"]
     words += ["--round", "1", "--batch-size", "1", "--attack", "linear_inversion"]
     (tmp_path / "net.py").write_text(NET)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path)
-        assert called([*words, "--out", str(out)]) == 0
+        assert called([*words, "--out", str(out)]) == code
         assert called(["evidence", str(out), "--out", str(out / "evidence")]) == 0
     return " ".join(re.sub("<[^>]*>", "", page) for page in pages(out / "evidence"))
 

@@ -48,7 +48,7 @@ def test_few_runs_are_exposed(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_few_runs_of_any_attack_are_exposed(name):
     each, total = many(FEW, SIZES[:2], range(100, 120), name)
-    assert total.runs > 500
+    assert total.runs > 150  # of texts, five attacks apply
     assert total.exposed <= total.most, each
 
 
