@@ -172,8 +172,8 @@ def _of_outputs(
         each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
     slopes = torch.stack(each)
     # Derivatives of outputs may depend on each other, as those of a log-softmax do.
-    found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
-    off = row - found @ slopes
+    weights = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
+    off = row - weights @ slopes
     most = FLOOR * float(row.norm())
     pairs = zip(
         task.unflatten(off).values(),
@@ -181,8 +181,8 @@ def _of_outputs(
         strict=True,
     )
     if any(float(a.norm()) > EXACT * float(b.norm()) + most for a, b in pairs):
-        return None, found
-    return 1 - float(off.square().sum() / row.square().sum()), found
+        return None, weights
+    return 1 - float(off.square().sum() / row.square().sum()), weights
 
 
 def _apart(

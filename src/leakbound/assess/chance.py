@@ -78,7 +78,7 @@ def fellows(truth: Batch, decoys: Batch) -> list[Tensor]:
     """
     labels = torch.cat([_labels(truth), _labels(decoys)])
     victims, others = torch.split(_strata(labels), [truth.size, decoys.size])
-    return [(others == own).nonzero()[:, 0] for own in victims]
+    return [(others == victim).nonzero()[:, 0] for victim in victims]
 
 
 def chance(
@@ -143,13 +143,13 @@ def _as_good(
     """How many random parts are as good as the first `size` examples, and how many were drawn."""
 
     def score(part: NDArray[np.int64]) -> Score:
-        own = distance[part, assigned(cost[part])]
-        return float((own <= within).sum()), -float(own.min()), -float(own.sum())
+        paired = distance[part, assigned(cost[part])]
+        return float((paired <= within).sum()), -float(paired.min()), -float(paired.sum())
 
     seen = score(np.arange(size))
     nearest = distance.min(1)
     near = nearest <= within
-    members = [(group == own).nonzero()[:, 0] for own in torch.unique(group[:size])]
+    members = [(group == number).nonzero()[:, 0] for number in torch.unique(group[:size])]
     counts = [int((these < size).sum()) for these in members]
     source = stream(0, "chance")
     as_good = drawn = 0

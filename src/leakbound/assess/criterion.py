@@ -113,9 +113,9 @@ class Criterion:
         If the baseline reconstructs it equally well, the update is not the cause.
         """
         truth, guess, baseline = (self.counted(each) for each in (truth, guess, baseline))
-        own = self.domain.distance(truth, guess).tolist()
+        of_guess = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()
-        return tuple(a <= self.within and a < b for a, b in zip(own, other, strict=True))
+        return tuple(a <= self.within and a < b for a, b in zip(of_guess, other, strict=True))
 
 
 def distance_of(domain: Domain) -> Distance:
@@ -137,8 +137,8 @@ def distance_of(domain: Domain) -> Distance:
         return SquaredError()
 
     def of(*rows: NDArray[Any]) -> NDArray[Any]:
-        a, b = (_tensor(own) for own in np.broadcast_arrays(*rows))
-        one, two = (own.reshape(-1, *domain.shape) for own in (a, b))
+        a, b = (_tensor(row) for row in np.broadcast_arrays(*rows))
+        one, two = (flat.reshape(-1, *domain.shape) for flat in (a, b))
         return np.asarray(domain.distance(one, two)).reshape(a.shape[:-1])
 
     return GivenMetric(of, domain.noun)

@@ -80,12 +80,12 @@ def prior_of_intruder(
     fitted = public[order[:half][:FITTED]]
     counted = public[order[half:][:COUNTED]]
     truth = known.unknown(counted)
-    found = []
+    counts = []
     for name, completed in completions(fitted, known, counted):
         matched = int((known.rest.distance(truth, completed) <= within).sum())
-        found.append((name, matched))
+        counts.append((name, matched))
         say(f"{name}: completes {matched} of {len(counted)} without the update")
-    tail = (1 - confidence) / len(found)
+    tail = (1 - confidence) / len(counts)
     return tuple(
         Completed(
             imputer=name,
@@ -93,7 +93,7 @@ def prior_of_intruder(
             total=len(counted),
             at_least=nine(clopper_pearson(matched, len(counted), tail)[0], up=False),
         )
-        for name, matched in sorted(found, key=lambda pair: -pair[1])
+        for name, matched in sorted(counts, key=lambda pair: -pair[1])
     )
 
 
@@ -105,7 +105,7 @@ def completions(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple
     if known.rest.parts is None:
         yield from _of_numbers(fitted, known, targets)
         return
-    known_codes, target_codes = (_known_codes(known, own) for own in (fitted, targets))
+    known_codes, target_codes = (_known_codes(known, examples) for examples in (fitted, targets))
     rest = known.unknown(fitted)
     codes = known.rest.coded(rest).numpy()
     ways: dict[str, Callable[[], NDArray[np.int64]]] = {
@@ -144,10 +144,10 @@ def _of_group(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
 
 def _of_neighbors(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
     """The votes of the fitted examples whose known parts are nearest."""
-    scaled, own = _scaled(known, targets)
+    scaled, wanted = _scaled(known, targets)
     donors = []
-    for start in range(0, len(own), BLOCK):
-        apart = np.abs(own[start : start + BLOCK, None] - scaled).clip(max=1.0).sum(-1)
+    for start in range(0, len(wanted), BLOCK):
+        apart = np.abs(wanted[start : start + BLOCK, None] - scaled).clip(max=1.0).sum(-1)
         near = np.argpartition(apart, min(NEAREST, len(scaled)) - 1)[:, :NEAREST]
         donors += [_voted(codes, places) for places in near]
     return np.array(donors)
@@ -202,10 +202,10 @@ def _boosted(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
 
 def _of_numbers(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Completions of images, series and other numbers, for which no parts count."""
-    x, own = (known.values(of).flatten(1).double() for of in (fitted, targets))
+    x, wanted = (known.values(of).flatten(1).double() for of in (fitted, targets))
     y = known.unknown(fitted).flatten(1).double()
     shape = (-1, *known.rest.shape)
-    apart = torch.cdist(own, x)
+    apart = torch.cdist(wanted, x)
     near = apart.topk(min(NEAREST, len(x)), largest=False).indices
     yield "nearest neighbor", y[near[:, 0]].reshape(shape)
     yield "mean of the nearest neighbors", y[near].mean(1).reshape(shape)
@@ -213,5 +213,5 @@ def _of_numbers(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple
     centered = x - mean
     penalty = RIDGE * centered.square().sum(0).mean() * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.lstsq(centered.T @ centered + penalty, centered.T @ (y - y.mean(0)))
-    linear = (own - mean) @ weights.solution + y.mean(0)
+    linear = (wanted - mean) @ weights.solution + y.mean(0)
     yield "linear", known.rest.project(linear.reshape(shape))

@@ -78,16 +78,16 @@ def measure(
     part = criterion.counted
     paired = pair(truth, answer, criterion.costs)
     low, high = domain.input_range
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     # Other metrics are of whole images, where the known part would count as right.
     if domain.distance_is_rmse and criterion.known is None and not quick:
-        found = metrics.evaluate(
+        scores = metrics.evaluate(
             paired,
             data_range=high - low,
             more=more,
         )
     true = part(truth.inputs)
-    found.setdefault(domain.metric, domain.score(true, part(paired.inputs)).tolist())
+    scores.setdefault(domain.metric, domain.score(true, part(paired.inputs)).tolist())
     # Paired in the same way as the answer, so that neither has an advantage.
     blind = prior_only(criterion, truth, public, once)
     baseline = pair(truth, Reconstruction(blind), criterion.costs).inputs
@@ -97,13 +97,13 @@ def measure(
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(criterion, paired, baseline, public, decoys, once)
-            met = tuple(one and own for one, own in zip(met, close, strict=True))
+            met = tuple(one and near for one, near in zip(met, close, strict=True))
             test = msgspec.structs.replace(test, closer=any(met))
         elif not test.excluded:
             met = (False,) * truth.size
     return Measured(
         paired,
-        {name: tuple(short(value) for value in values) for name, values in found.items()},
+        {name: tuple(short(value) for value in values) for name, values in scores.items()},
         tuple(short(value) for value in domain.score(true, part(baseline)).tolist()),
         met,
         baseline,
@@ -210,19 +210,19 @@ def _by_label(
     numbers the closest, alone and with NEAR others.
     """
     known = public.labels.to(labels.device)
-    own = [blind.clone()]
+    by_class = [blind.clone()]
     numbers = known.is_floating_point() and known.ndim == 1
-    own += [blind.clone(), blind.clone()] * numbers
+    by_class += [blind.clone(), blind.clone()] * numbers
     for place, label in enumerate(labels):
         same = (known == label).reshape(public.size, -1).all(1).nonzero()[:, 0]
         groups = [same]
         if numbers:
             order = (known - label).abs().argsort(stable=True)
             groups += [order[:1], order[: 1 + NEAR]]
-        for guess, group in zip(own, groups, strict=True):
+        for guess, group in zip(by_class, groups, strict=True):
             if len(group):
                 guess[place] = domain.blind(public.inputs[group.to(public.inputs.device)]).to(blind)
-    return own
+    return by_class
 
 
 def shown(

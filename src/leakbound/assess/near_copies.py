@@ -135,12 +135,12 @@ def words(released: Released, people: int | None = None) -> tuple[str, ...]:
     """What a bound says of its unit and of near-copies."""
     if released.examples < 2:
         return (f"unit: {unit_of(1)}, the only one in the update",)
-    own = most_of_person(released, people)
+    of_person = most_of_person(released, people)
     counted = people is None and released.persons is not None
     how = "as declared"
     if people is None:
         how = "as counted" if counted else "as nobody said who is who"
-    unit = f"unit: {unit_of(own)} in this update, {how}"
+    unit = f"unit: {unit_of(of_person)} in this update, {how}"
     if released.batch is None or not released.truth_known:
         return unit, NOT_LOOKED
     alike = _near(released)
@@ -150,5 +150,5 @@ def words(released: Released, people: int | None = None) -> tuple[str, ...]:
     most = count(released, people)
     if most == 1:
         return unit, near
-    together = "those of a person and all near them" if counted or own > 1 else "they"
+    together = "those of a person and all near them" if counted or of_person > 1 else "they"
     return unit, f"{near}; {together} count as one unit: the noise of one is divided by {most}"

@@ -767,11 +767,11 @@ def read(path: Path, kind: type[R]) -> Iterator[R | Damage]:
 def schema() -> dict[str, Any]:
     """The JSON schema of `Assessment`, `Training`, `Diagnosis` and `Reidentified`."""
     kinds = (Assessment, Training, Diagnosis, Reidentified)
-    found, parts = msgspec.json.schema_components(kinds)
+    schemas, parts = msgspec.json.schema_components(kinds)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of records.jsonl, utility.jsonl, diagnosis.jsonl or reidentified.jsonl",
-        "anyOf": list(found),
+        "anyOf": list(schemas),
         "$defs": {name.removeprefix("#/$defs/"): cleaned(value) for name, value in parts.items()},
     }
 

@@ -79,7 +79,7 @@ def embedded(embed: Callable[[Tensor], Any], name: str = "embedding") -> Matcher
     """
 
     def matcher(reconstructions: Tensor, candidates: Tensor) -> Tensor:
-        return _cosine(*(_vectors(embed, name, own) for own in (reconstructions, candidates)))
+        return _cosine(*(_vectors(embed, name, images) for images in (reconstructions, candidates)))
 
     return matcher
 
@@ -132,13 +132,13 @@ def reidentify(
     check.count(candidates=candidates)
     if candidates < 2:
         raise ValueError("candidates is 1; give 2 or more: the true example and others")
-    for what, own in (("reconstructions", reconstructions), ("others", others.inputs)):
-        if own.shape[1:] != truth.inputs.shape[1:]:
+    for what, examples in (("reconstructions", reconstructions), ("others", others.inputs)):
+        if examples.shape[1:] != truth.inputs.shape[1:]:
             raise ValueError(
-                f"{what} holds examples {tuple(own.shape[1:])} and the truth "
+                f"{what} holds examples {tuple(examples.shape[1:])} and the truth "
                 f"{tuple(truth.inputs.shape[1:])}; give examples of one shape"
             )
-        check.finite(what, own)
+        check.finite(what, examples)
     named = matcher if isinstance(matcher, str) else name or "your function"
     score = matcher_of(matcher, criterion.domain) if isinstance(matcher, str) else matcher
     source = source or stream(0, "gallery")
@@ -199,25 +199,25 @@ def _checked(matcher: Matcher, name: str, reconstructions: Tensor, block: Tensor
     sizes = tuple(reconstructions.shape), tuple(block.shape)
     call = f"matcher {name!r}, called with tensors of shapes {sizes[0]} and {sizes[1]},"
     # Copies: what a function does to its arguments changes nothing here.
-    found = _called(call, matcher, reconstructions.clone(), block.clone())
+    scores = _called(call, matcher, reconstructions.clone(), block.clone())
     wanted = (len(reconstructions), len(block))
-    if tuple(found.shape) != wanted:
+    if tuple(scores.shape) != wanted:
         raise ValueError(
-            f"{call} returned shape {tuple(found.shape)}; return {wanted}: a score for each "
+            f"{call} returned shape {tuple(scores.shape)}; return {wanted}: a score for each "
             "reconstruction and candidate"
         )
-    return _numbers(call, found)
+    return _numbers(call, scores)
 
 
 def _vectors(embed: Callable[[Tensor], Any], name: str, inputs: Tensor) -> Tensor:
     call = f"embedding {name!r}, called with a tensor of shape {tuple(inputs.shape)},"
-    found = _called(call, embed, inputs.clone())
-    if found.ndim != 2 or len(found) != len(inputs):
+    vectors = _called(call, embed, inputs.clone())
+    if vectors.ndim != 2 or len(vectors) != len(inputs):
         raise ValueError(
-            f"{call} returned shape {tuple(found.shape)}; return ({len(inputs)}, D): a vector for "
-            "each example"
+            f"{call} returned shape {tuple(vectors.shape)}; return ({len(inputs)}, D): a vector "
+            "for each example"
         )
-    return _numbers(call, found)
+    return _numbers(call, vectors)
 
 
 def _called(call: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
@@ -228,10 +228,10 @@ def _called(call: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
         raise ValueError(f"{call} raised {type(error).__name__}: {error}") from error
 
 
-def _numbers(call: str, found: Tensor) -> Tensor:
-    if bool(found.isnan().any()):
+def _numbers(call: str, numbers: Tensor) -> Tensor:
+    if bool(numbers.isnan().any()):
         raise ValueError(f"{call} returned NaN; return a number for each")
-    return found
+    return numbers
 
 
 def _gradient(images: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def of_run(records: Iterable[Assessment]) -> Verdict:
         # As text, because a dictionary cannot be part of a key.
         model = one.model.name, str(one.model.parameters), one.model.train_steps
         groups.setdefault((*model, one.defense.settings, one.batch_size), []).append(one)
-    return together(of_configuration(own) for own in groups.values())
+    return together(of_configuration(some) for some in groups.values())
 
 
 def simes(p_values: Sequence[float]) -> float:

@@ -80,58 +80,58 @@ def reidentify_run(
         )
     journal = Journal(folder / FILE, records.Reidentified)
     before = {} if not (folder / FILE).exists() else folders.further_matches(folder)
-    found = {}
+    results = {}
     with files.claimed(folder), closing(journal), one_thread():
         journal.read()
-        for number, own in enumerate(wanted):
+        for number, record in enumerate(wanted):
             watch(number, len(wanted))
-            batches, others = _people(units[own.experiment], own, context)
+            batches, others = _people(units[record.experiment], record, context)
             if others is None:
                 continue
             try:
                 match = reidentify(
                     batches,
-                    _reconstructions(folder, own, context),
+                    _reconstructions(folder, record, context),
                     others,
-                    criterion_of(units[own.experiment], context),
+                    criterion_of(units[record.experiment], context),
                     matcher,
                     candidates=candidates,
-                    noise_multiplier=own.reidentified[0].noise_multiplier,
+                    noise_multiplier=record.reidentified[0].noise_multiplier,
                     name=name,
-                    source=stream(own.seed, "gallery"),
+                    source=stream(record.seed, "gallery"),
                 )
             except NotApplicable:  # no other example has these labels
                 continue
-            found[own.experiment] = match
-            others_of = before.get(own.experiment, ())
+            results[record.experiment] = match
+            others_of = before.get(record.experiment, ())
             kept = tuple(one for one in others_of if one.matcher != match.matcher)
-            journal.append(records.Reidentified(experiment=own.experiment, found=(*kept, match)))
+            journal.append(records.Reidentified(experiment=record.experiment, found=(*kept, match)))
         watch(len(wanted), len(wanted))
         journal.finish(a.experiment for a in run.assessments if a.experiment in journal.ends)
-    return found
+    return results
 
 
-def _stored(own: records.Assessment) -> bool:
-    drawn = own.data.domain == "images" and own.data.shape[0] in (1, 3)
-    return drawn and "reconstruction" in own.pictures and bool(own.reidentified)
+def _stored(record: records.Assessment) -> bool:
+    drawn = record.data.domain == "images" and record.data.shape[0] in (1, 3)
+    return drawn and "reconstruction" in record.pictures and bool(record.reidentified)
 
 
 def _people(
-    unit: Experiment, own: records.Assessment, context: PlanContext
+    unit: Experiment, record: records.Assessment, context: PlanContext
 ) -> tuple[Batch, Batch | None]:
     """The true examples of an experiment, and others that its attack never saw."""
-    batches = context.batches(unit.batch_size, own.clients, unit.seed)
+    batches = context.batches(unit.batch_size, record.clients, unit.seed)
     truth = Batch(
         torch.cat([one.inputs for one in batches]), torch.cat([one.labels for one in batches])
     )
-    return truth, context.others(unit.batch_size, own.clients, unit.seed)
+    return truth, context.others(unit.batch_size, record.clients, unit.seed)
 
 
-def _reconstructions(folder: Path, own: records.Assessment, context: PlanContext) -> Tensor:
+def _reconstructions(folder: Path, record: records.Assessment, context: PlanContext) -> Tensor:
     """(N, C, H, W) the images of a strip, in the data's range."""
     from PIL import Image
 
-    path = folder / "pictures" / own.pictures["reconstruction"]
+    path = folder / "pictures" / record.pictures["reconstruction"]
     if not records.is_picture(path):
         raise ValueError(f"{path} is missing or damaged; run the audit again")
     levels = np.asarray(Image.open(io.BytesIO(files.read(path))))

@@ -47,13 +47,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Exits with 0, 1 (the command's own meaning), 2 (a mistake), 70 (a fault of leakbound, with
     its traceback), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the reader of the output is gone).
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         with stops.noted(_cut, until_exit=arguments is None):
-            code = _ended(given)
+            code = _ended(words)
     except BrokenPipeError:
         code = CLOSED
     sys.exit(_flushed(code))
@@ -171,19 +171,19 @@ def _run(command: object, known: Mapping[str, Verb]) -> int:
 
 def verbs(arguments: list[str]) -> dict[str, Verb]:
     """Our verbs and other packages'; the latter are imported only where they may be asked for."""
-    found = dict(VERBS)
-    if arguments and arguments[0] in found:
-        return found
+    commands = dict(VERBS)
+    if arguments and arguments[0] in commands:
+        return commands
     for point in entry_points(group=GROUP):
         try:
             kind, where = point.load()
-            found.setdefault(point.name, (kind, where))
+            commands.setdefault(point.name, (kind, where))
         except Exception as error:  # another package must not break ours
             _say(
                 f"warning: the command {point.name!r} does not load: {error}; repair or uninstall "
                 "its package"
             )
-    return found
+    return commands
 
 
 def _say(text: str) -> None:

@@ -66,8 +66,8 @@ def attack(command: options.AttackOptions) -> int:
     else:
         _show(record, command, name)
         if command.diagnose and record.verdict in OPEN:
-            found = diagnosis.diagnose_unit(units[0], context)
-            console.print(f"why: {diagnosis.text(found)}")
+            why = diagnosis.diagnose_unit(units[0], context)
+            console.print(f"why: {diagnosis.text(why)}")
     return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
 
 
@@ -161,11 +161,11 @@ def _measured(record: Assessment) -> Table:
     matches = record.reidentified
     named = [f"named of {one.candidates} ({one.matcher})" for one in matches]
     score = f"{criterion.axis}{' dB' * (criterion.unit == 'dB')}"
-    found = table(right=["example", score, "baseline", *(known[name] for name in more), *named])
+    shown = table(right=["example", score, "baseline", *(known[name] for name in more), *named])
     columns = [record.scores, record.baseline, *(record.metrics[name] for name in more)]
     for i, row in enumerate(zip(*columns, strict=True)):
         cells = [UNKNOWN if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
         for value in row[2:]:
             cells.append(format_fixed(value, 3))
-        found.add_row(str(i), *cells, *("yes" if one.right[i] else "no" for one in matches))
-    return found
+        shown.add_row(str(i), *cells, *("yes" if one.right[i] else "no" for one in matches))
+    return shown

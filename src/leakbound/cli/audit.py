@@ -107,13 +107,13 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
         source = {"source": command.data}
         if command.schema is not None:
             source["schema"] = str(command.schema)
-        found = data.load(command.data, schema=command.schema)
+        dataset = data.load(command.data, schema=command.schema)
         name = "quick"
-        if found.columns:
+        if dataset.columns:
             name = "table"
-        elif found.words:
+        elif dataset.words:
             name = "text"
-        masks = found.labels.ndim > 2
+        masks = dataset.labels.ndim > 2
     elif command.schema is not None:
         raise ValueError(f"schema is {str(command.schema)!r} without a table; add --data FILE")
     text = resources.files("leakbound.audit").joinpath(f"plans/{name}.toml").read_text("utf-8")

@@ -22,26 +22,26 @@ def check(command: options.CheckOptions) -> int:
         if path.suffix != (ending := reports.FORMS[form][1]):
             raise ValueError(f"{form} is {str(path)!r}; name a file that ends in {ending}")
         check_files(path.parent, [path.name])
-    found = rules.decide(
+    requirements = rules.decide(
         stated,
         workers=workers,
         say=lambda text: errors.say(brief(text)),
     )
-    console.say(f"leakbound check: {safe(command.policy)}: {reports.summary(found)}")
+    console.say(f"leakbound check: {safe(command.policy)}: {reports.summary(requirements)}")
     order = [*policy.CODES]  # what needs attention first
     for one in sorted(
-        found,
+        requirements,
         key=lambda one: order.index(one.answer),
         reverse=True,
     ):
         words = f"{safe(one.subject)}: {brief(one.stated)}: {brief(one.found)}"
         console.say(f"{one.answer:<11} {words}")
     for form, path in places.items():
-        write_files(path.parent, {path.name: reports.FORMS[form][0](found)})
-    code = policy.CODES[rules.worst([one.answer for one in found])]
+        write_files(path.parent, {path.name: reports.FORMS[form][0](requirements)})
+    code = policy.CODES[rules.worst([one.answer for one in requirements])]
     if command.log is not None:
         try:
-            console.say(f"logged: {command.log} run {loggers.LOGGERS[command.log](found)}")
+            console.say(f"logged: {command.log} run {loggers.LOGGERS[command.log](requirements)}")
         except (ValueError, OSError) as error:  # a known fault stays one
             errors.say(f"leakbound: {brief(error)}")
             return code or policy.CODES[policy.UNSURE]

@@ -75,8 +75,8 @@ def bound(command: options.BoundOptions) -> int:
         "deployment": deployment,
         "rows": [row.plain() for row in rows],
         "attackers": [
-            {"audience": law.audience, "unit": law.unit, "rows": msgspec.to_builtins(own)}
-            for law, own in zip(laws, three, strict=True)
+            {"audience": law.audience, "unit": law.unit, "rows": msgspec.to_builtins(some)}
+            for law, some in zip(laws, three, strict=True)
         ],
         "mistakes": mistakes,
         "prior": None if against is None or against.prior is None else against.prior.name,
@@ -87,18 +87,18 @@ def bound(command: options.BoundOptions) -> int:
         print(text)
     else:
         _show(command, deployment, mistakes, rows, against, source)
-        for own, who in grouped(
+        for some, who in grouped(
             zip(three, (WHO[law.audience] for law in laws), strict=True)
         ).items():
             console.print(f"[bold]{', '.join(who)}: {OF[asked]}, over all rounds[/bold]")
-            risk.show_attackers(own)
+            risk.show_attackers(some)
     if command.out is not None:
         toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
         contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}
-    intruded = any(own[1].bound is None or own[1].bound > command.accept for own in three)
+    intruded = any(some[1].bound is None or some[1].bound > command.accept for some in three)
     if rows and all(row.protected for row in rows) and not in_clear and not intruded:
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN

@@ -99,8 +99,8 @@ def parse(
             _, rest = parser.parse_known_args(rest, given)
     except argparse.ArgumentError as error:
         name = (error.argument_name or "").partition("/")[0]
-        found = next(a for a in known.values() if a.option == name)
-        raise ValueError(f"{name}: {error.message}; write {found.shown}") from None
+        action = next(a for a in known.values() if a.option == name)
+        raise ValueError(f"{name}: {error.message}; write {action.shown}") from None
     if rest:
         raise ValueError(_unknown(rest, [a.option for a in known.values()], verb))
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(given).items()}
@@ -221,7 +221,7 @@ def first(text: str) -> str:
 @cache
 def _texts(options: type) -> dict[str, str]:
     """The docstring below each field, in one line."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for kind in reversed(options.__mro__):
         if not dataclasses.is_dataclass(kind):
             continue
@@ -231,5 +231,5 @@ def _texts(options: type) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = getattr(getattr(below, "value", None), "value", None)
                 if isinstance(below, ast.Expr) and isinstance(text, str):
-                    found[field.target.id] = " ".join(text.split())
-    return found
+                    names[field.target.id] = " ".join(text.split())
+    return names

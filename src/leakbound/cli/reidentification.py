@@ -31,7 +31,7 @@ def reidentify(command: options.Reidentify) -> int:
         embed = user_code.find("embedding", command.embedding)
         matcher = embedded(embed, command.embedding)
     with shared.Bar(console, "experiments") as bar:
-        found = reidentify_run(
+        results = reidentify_run(
             command.folder,
             matcher,
             candidates=command.candidates,
@@ -41,9 +41,9 @@ def reidentify(command: options.Reidentify) -> int:
     run = folder.read(command.folder)
     # Only of this matcher, which the page shows beside others.
     own = [
-        msgspec.structs.replace(a, reidentified=(found[a.experiment],))
+        msgspec.structs.replace(a, reidentified=(results[a.experiment],))
         for a in run.assessments
-        if a.experiment in found
+        if a.experiment in results
     ]
     rows = RunSummary(replace(run, assessments=own)).configurations
     for line in sentences.is_it_this_person(rows, own[0].criterion)[:SHOWN]:

@@ -344,32 +344,32 @@ def _show_calibration(calibration: Calibration, *, explain: bool) -> None:
     _show_scopes(edges, calibration.prior, explain=explain)
 
 
-def _show_gain(found: GainCalibration, *, explain: bool) -> None:
-    setting = found.setting
-    answer = {**asdict(setting), "clip_norm": found.clip_norm}[found.solved]
-    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
-    private = "infinite" if math.isinf(found.epsilon) else f"{found.epsilon:.4g}"
+def _show_gain(result: GainCalibration, *, explain: bool) -> None:
+    setting = result.setting
+    answer = {**asdict(setting), "clip_norm": result.clip_norm}[result.solved]
+    console.print(f"{escape(str(result.target))}: [bold]{result.solved} = {answer:.6g}[/bold]")
+    private = "infinite" if math.isinf(result.epsilon) else f"{result.epsilon:.4g}"
     console.print(
         f"noise multiplier {setting.noise_multiplier:.6g}, {plural(setting.steps, 'step')} at rate "
         f"{setting.sampling_rate:g} ({setting.participation} participation), clip norm "
-        f"{found.clip_norm:.6g}: epsilon {private} at delta {found.delta:g}"
+        f"{result.clip_norm:.6g}: epsilon {private} at delta {result.delta:g}"
     )
-    console.print(_rises(found.rises))
+    console.print(_rises(result.rises))
     goal = "any goal, any data and"
-    if found.target.column is not None:
-        goal = f"{found.target.column} of every person, and"
-    if found.share is not None:
+    if result.target.column is not None:
+        goal = f"{result.target.column} of every person, and"
+    if result.share is not None:
         console.print(
-            f"One fixed answer gives {safe(found.target.column or '')} for "
-            f"{format_lower(found.share)} of people or more ({CONFIDENCE:.0%} confidence)."
+            f"One fixed answer gives {safe(result.target.column or '')} for "
+            f"{format_lower(result.share)} of people or more ({CONFIDENCE:.0%} confidence)."
         )
     console.print(
-        f"The training adds at most {format_upper(found.gain, 4)}, and the most at a success of "
-        f"{found.place:.2g}. This holds for {escape(goal)} any attacker, whatever they know "
+        f"The training adds at most {format_upper(result.gain, 4)}, and the most at a success of "
+        f"{result.place:.2g}. This holds for {escape(goal)} any attacker, whatever they know "
         f"already. Unit: {sentences.unit_of(setting.people)}."
     )
     if explain:
-        _show_scope("gain", found.scope)
+        _show_scope("gain", result.scope)
 
 
 def _rises(rises: Sequence[tuple[float, float]]) -> Table:

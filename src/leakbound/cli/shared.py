@@ -159,8 +159,8 @@ def workers_of(asked: int) -> int:
         return asked
     # A container or a batch job may have fewer cores than the machine.
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    found = len(ours) or os.cpu_count() or 1
-    return min(found, 61) if os.name == "nt" else found  # Windows waits for no more at once
+    cores = len(ours) or os.cpu_count() or 1
+    return min(cores, 61) if os.name == "nt" else cores  # Windows waits for no more at once
 
 
 def announce_code(plan: Plan) -> None:

@@ -89,11 +89,11 @@ def further_matches(folder: Path) -> dict[str, tuple[Reidentification, ...]]:
     return {one.experiment: one.found for one in _lines(folder / REIDENTIFIED, Reidentified)}
 
 
-def _with(own: Assessment, found: tuple[Reidentification, ...]) -> Assessment:
+def _with(assessment: Assessment, results: tuple[Reidentification, ...]) -> Assessment:
     """The record with further matches; those of a matcher that ran again replace its first ones."""
-    names = {one.matcher for one in found}
-    kept = tuple(one for one in own.reidentified if one.matcher not in names)
-    return replace(own, reidentified=(*kept, *found))
+    names = {one.matcher for one in results}
+    kept = tuple(one for one in assessment.reidentified if one.matcher not in names)
+    return replace(assessment, reidentified=(*kept, *results))
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:

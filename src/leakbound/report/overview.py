@@ -335,18 +335,18 @@ def _shades(names: Names) -> dict[str, float]:
     return shades
 
 
-def _person(own: Assessment, place: int) -> str:
+def _person(assessment: Assessment, place: int) -> str:
     """Whether one example was named among others, and by which matchers; empty if not tested."""
-    if not own.reidentified:
+    if not assessment.reidentified:
         return ""
     by = [
         f"{shortened(one.matcher)} of {one.candidates}"
-        for one in own.reidentified
+        for one in assessment.reidentified
         if one.right[place]
     ]
     if by:
         return f"named by {listing(by)} candidates"
-    return f"not named among {own.reidentified[0].candidates} candidates"
+    return f"not named among {assessment.reidentified[0].candidates} candidates"
 
 
 def _shots(

@@ -106,21 +106,21 @@ def is_it_this_person(
     matched = [(row, row.identified) for row in rows if row.identified is not None]
     matched.sort(key=lambda one: -one[1].share.value)
     said = []
-    for row, own in matched:
-        share = own.share
+    for row, hits in matched:
+        share = hits.share
         limit = "no bound on other attackers is known"
-        if own.bound is not None:
-            limit = f"no attacker is right more often than {upper_bound(own.bound)}"
-        if own.bound == 1:
+        if hits.bound is not None:
+            limit = f"no attacker is right more often than {upper_bound(hits.bound)}"
+        if hits.bound == 1:
             limit = "the bound on other attackers is 1 and excludes nothing"
-        at = "" if own.score is None else f" at a median of {score(own.score, criterion)}"
+        at = "" if hits.score is None else f" at a median of {score(hits.score, criterion)}"
         said.append(
             f"{shortened(row.defense)}, {shortened(row.model)}, batch {row.batch_size}: "
-            f"{share.hits} of {share.n} named right among {own.candidates} candidates "
-            f"({interval(share.low, share.high)}; chance {percent(own.chance, 1)}), by "
-            f"{shortened(own.attack)}{at} and the matcher {shortened(own.matcher)}; {limit}"
-            + f"; near copies in {own.near} of {share.n} galleries"
-            * bool(own.near)
+            f"{share.hits} of {share.n} named right among {hits.candidates} candidates "
+            f"({interval(share.low, share.high)}; chance {percent(hits.chance, 1)}), by "
+            f"{shortened(hits.attack)}{at} and the matcher {shortened(hits.matcher)}; {limit}"
+            + f"; near copies in {hits.near} of {share.n} galleries"
+            * bool(hits.near)
         )
     return said
 

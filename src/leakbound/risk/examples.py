@@ -88,8 +88,8 @@ class Examples:
         if data is None:
             if dim is None or norm is None:
                 raise ValueError(f"dim and norm are not given; {ASKED}")
-            given = size, channels, schema, person, person_sizes
-            if any(value is not None for value in given):
+            options = size, channels, schema, person, person_sizes
+            if any(value is not None for value in options):
                 raise ValueError(
                     "size, channels, schema, person and people_mean are those of data, which are "
                     "not given"

@@ -46,8 +46,8 @@ class ReleaseBounds(Presented):
 
         An estimate says so in `covers`; None if there is no bound (see `note`).
         """
-        own = [bound for bound in self.bounds if bound.on_error]
-        return max(own, key=lambda bound: bound.covers == "all", default=None)
+        on_error = [bound for bound in self.bounds if bound.on_error]
+        return max(on_error, key=lambda bound: bound.covers == "all", default=None)
 
     @property
     def probability(self) -> float | None:
@@ -76,11 +76,11 @@ class ReleaseBounds(Presented):
     def _repr_html_(self) -> str:
         """The verdict, every bound as a sentence, and the leak map."""
         known = self.known
-        own = self.attained
+        attained = self.attained
         return pictures.block(
             self.verdict,
             *map(pictures.note, of_bounds(self.bounds, self.criterion.goal)),
-            "" if own is None else pictures.note(of_attained(own, self.criterion.goal)),
+            "" if attained is None else pictures.note(of_attained(attained, self.criterion.goal)),
             pictures.note(f"no bound: {self.note}") if self.note else "",
             "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),
         )

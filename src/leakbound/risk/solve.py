@@ -216,8 +216,8 @@ def _of_examples(
         return replace(setting, steps=solved.steps)
     rate = solved.sampling_rate
     # A person takes part if any of the examples does: rate = 1 - (1 - own)^people.
-    own = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
-    return replace(setting, sampling_rate=rounded(own, DIGITS, up=False))
+    chance = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
+    return replace(setting, sampling_rate=rounded(chance, DIGITS, up=False))
 
 
 def _sharper(

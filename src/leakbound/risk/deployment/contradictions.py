@@ -180,12 +180,12 @@ def _local(deployment: Deployment) -> Iterator[str]:
 
 
 def _examples(deployment: Deployment) -> Iterator[str]:
-    own = deployment.local.examples
+    examples = deployment.local.examples
     held = deployment.record.examples_per_client
     sizes = deployment.sizes
-    if own and held and own > held:
+    if examples and held and examples > held:
         yield (
-            f"local.examples is {own}, more than record.examples_per_client, {held}; give the "
+            f"local.examples is {examples}, more than record.examples_per_client, {held}; give the "
             "number that the largest client holds"
         )
     if held and (deployment.record.people or 1) > held:

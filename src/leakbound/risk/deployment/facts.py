@@ -320,8 +320,8 @@ class Deployment(_Facts, frozen=True):
         check.given(check.fraction, **shares)
         counts = {"rounds": self.rounds, "clip.entries": clip.entries}
         for part in ("participation", "local", "record"):
-            own: _Facts = getattr(self, part)
-            counts |= {f"{part}.{name}": getattr(own, name) for name in _counts(type(own))}
+            facts: _Facts = getattr(self, part)
+            counts |= {f"{part}.{name}": getattr(facts, name) for name in _counts(type(facts))}
         check.given(check.count, **counts)
         # last: it may rely on every single value being sound
         contradictions.refuse(self)
