@@ -90,7 +90,7 @@ def test_differential_privacy_inside_passes(flower, setup, one, caplog):
     with caplog.at_level(logging.INFO, "leakbound.meter"):
         reply = flower.ask(flower.client_app(mods, batches=one))
     assert not reply.has_error()
-    assert "send (protected)" in warnings(caplog)[0]
+    assert "send (protected from strangers)" in warnings(caplog)[0]
     assert "experiment only" not in warnings(caplog)[0]
 
 

@@ -258,7 +258,7 @@ def test_verdicts_are_words_and_shapes(show, page_path):
     badges = show(page_path).locator(".badge")
     texts = set(badges.evaluate_all("(all) => all.map((e) => e.textContent)"))
     words = {"▲ exposed", "▲ exposed (certified)", "? undecided", "≈ protected on average"}
-    assert texts <= {*words, "✓ protected"}
+    assert texts <= {*words, "✓ protected from strangers"}
 
 
 def test_a_narrow_window_scrolls_in_one_direction(show, page_path):
