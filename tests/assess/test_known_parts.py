@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import pytest
 import torch
 
@@ -156,3 +158,40 @@ def test_candidates_complete_the_known_part():
     assert torch.equal(result.reconstruction[:, :, :4], result.truth[:, :, :4])
     # Candidates that continue the very upper half are nearer on the lower one, too.
     assert error["region:top"] < 0.9 * error[""]
+
+
+def test_nobody_is_named_by_what_was_known(german):
+    """The known columns name a row among 100 without the update, beyond F(1 / 100)."""
+    names = ",".join(column.name for column in german.domain.columns[:12])
+    noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=50"}
+    assert simulated(german, "", **noisy).assessment.reidentified
+    assert simulated(german, names, **noisy).assessment.reidentified == ()
+
+
+def test_enough_noise_protects_from_intruders(german):
+    noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=30"}
+    intruder = simulated(german, COLUMNS, probability=0.2, **noisy)
+    assert intruder.verdict == "protected from intruders"
+    rows = {row.attacker: row for row in intruder.assessment.attackers}
+    assert [*rows] == ["stranger", "intruder", "anyone"]
+    assert rows["stranger"].bound < rows["intruder"].bound < 0.2
+    stranger = simulated(german, "", probability=0.2, **noisy)
+    assert stranger.verdict == "protected from strangers"
+    # With nearly unique parts the limit is 1, whatever the noise is.
+    fine = simulated(german, "age_in_years,credit_amount", probability=0.2, **noisy)
+    assert not fine.verdict.startswith("protected")
+
+
+def test_other_people_than_the_public_ones_leave_the_gain_alone(german):
+    """A batch of one row, many times, is not drawn like the public rows: the count covers it not"""
+    model = lb.models.mlp(
+        input_shape=german.domain.shape, classes=2, generator=lb.stream(0, "model")
+    )
+    same = german.batch(torch.zeros(24, dtype=torch.long))
+    noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=100"}
+    public = german.batch(torch.arange(100, 1000))
+    result = lb.simulate(model, same, public=public, domain=german.domain, **noisy)
+    (anyone,) = result.assessment.attackers
+    assert anyone.attacker == "anyone"
+    # All 24 are one unit: the noise of one is divided by 24.
+    assert anyone.gain == pytest.approx(2 * NormalDist().cdf(24 / 200) - 1, rel=1e-3)

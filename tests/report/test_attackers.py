@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from leakbound.assess.record import AttackerRow, Completed
@@ -27,19 +26,42 @@ ANYONE = AttackerRow(attacker="anyone", goal="any goal", gain=0.08)
 
 def test_a_sentence_has_the_worst_of_each_attacker():
     worse = replace(STRANGER, bound=0.09)
-    said = sentence("noise 5", [STRANGER, worse, INTRUDER, ANYONE])
+    said = sentence("noise 5", [STRANGER, worse, INTRUDER, INTRUDER, ANYONE, ANYONE])
     assert said == (
-        "noise 5: a stranger reconstructs 18 of 20 columns with a probability of 0.09 at most; who "
-        "has age,sex reconstructs 17 of 18 columns of the rest with a probability of 0.13 at most "
+        "noise 5: a stranger reaches 18 of 20 columns with a probability of 0.09 at most; who "
+        "has age,sex reaches 17 of 18 columns of the rest with a probability of 0.13 at most "
         "(nearest neighbors: 12 of 100 without the update; if nobody completes more, 0.19 at most "
         "with it). For anyone, whatever they know, one update adds 0.08 at most."
     )
 
 
-@pytest.mark.parametrize("bound", [0.5, 0.999, 1.0])
-def test_a_limit_that_says_nothing_is_said_to_be_one(bound):
-    said = sentence("noise 5", [replace(INTRUDER, bound=bound), ANYONE])
+def test_a_limit_that_says_nothing_is_said_to_be_one():
+    said = sentence("noise 5", [replace(INTRUDER, without=0.8, bound=0.9), ANYONE])
     assert "1 at most (public examples do not exclude that the known parts determine" in said
+    # A stranger's limit is large for want of noise: there are no known parts.
+    weak = sentence("noise 1", [replace(STRANGER, without=0.01, bound=0.9), ANYONE])
+    assert "a probability of 0.9 at most. " in weak
+
+
+def test_a_doubt_about_one_experiment_leaves_the_gain_alone():
+    said = sentence("noise 5", [STRANGER, ANYONE, ANYONE])
+    assert said == "noise 5: For anyone, whatever they know, one update adds 0.08 at most."
+
+
+def test_a_setting_is_left_out_if_one_of_its_experiments_has_no_limit(
+    make_run, make_assessment, make_defense, tmp_path
+):
+    own = [
+        make_assessment(
+            psnr=[9.0], seed=seed, defense=make_defense("weak"), experiment=f"{seed}" * 16
+        )
+        for seed in range(2)
+    ]
+    whole = [replace(one, attackers=(STRANGER, ANYONE)) for one in own]
+    both = RunSummary(read(make_run(tmp_path / "both", whole)))
+    assert len(attacker_sentences(both)) == 1
+    half = RunSummary(read(make_run(tmp_path / "half", [whole[0], own[1]])))
+    assert attacker_sentences(half) == ()
 
 
 def test_pages_name_their_attacker(make_bounded, tmp_path):

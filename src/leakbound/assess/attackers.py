@@ -56,8 +56,13 @@ def rows_of(
     rows = [_bounded(whole, stranger, lift)]
     if intruder is not None:
         rows.append(_bounded(intruder.criterion, intruder.sample, lift, intruder.completed))
+    return (*rows, *only_anyone(lift))
+
+
+def only_anyone(lift: Lift) -> tuple[AttackerRow, ...]:
+    """The row that needs no public examples."""
     gain = nine(largest_gain(lift)[0], up=True)
-    return (*rows, AttackerRow(attacker="anyone", knows="anything", goal="any goal", gain=gain))
+    return (AttackerRow(attacker="anyone", knows="anything", goal="any goal", gain=gain),)
 
 
 def with_known_parts(sample: PublicSample, known: Known | None) -> PublicSample:

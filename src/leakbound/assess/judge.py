@@ -229,6 +229,10 @@ def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentif
     release = evidence.release
     if answer is None or evidence.truth is None or evidence.decoys is None or settings.quick:
         return ()
+    if release.criterion.known is not None:
+        # Every answer has the known part, which names its example without the update: neither 1 / M
+        # nor F(1 / M) holds.
+        return ()
     noise = None
     if evidence.unbounded is None:
         with suppress(NotApplicable):

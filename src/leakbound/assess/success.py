@@ -16,7 +16,13 @@ from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound._util.formats import format_upper_log
 from leakbound.assess import near_copies
-from leakbound.assess.attackers import Intruder, best_completion, rows_of, with_known_parts
+from leakbound.assess.attackers import (
+    Intruder,
+    best_completion,
+    only_anyone,
+    rows_of,
+    with_known_parts,
+)
 from leakbound.assess.criterion import distance_of
 from leakbound.assess.record import DELTA, AttackerRow, Attained, Bound, short
 from leakbound.assess.released import (
@@ -208,16 +214,23 @@ def attackers(released: Released, spec: RiskSpec) -> tuple[AttackerRow, ...]:
     """What the update adds for a stranger, for who has the known parts, and for anyone.
 
     Empty if the release is not private. A noisy copy may be attacked in every round, and its curve
-    is not one of a step: it has no rows.
+    is not one of a step: it has no rows. If a test says that private examples are not like the
+    public ones, only the row for anyone needs no public examples.
     """
-    private = private_noise(released, spec)
-    public = released.public
-    if private is None or public is None or public.size < 2 or _copies(released):
-        return ()
-    noise = private[0]
     criterion = released.criterion
     whole = criterion.of_stranger or criterion
-    sample = known_sample(replace(released, criterion=whole))
+    of_stranger = replace(released, criterion=whole)
+    # Which examples are near-copies depends on what counts of them: the lower noise holds for all.
+    private = [private_noise(each, spec) for each in (released, of_stranger)]
+    noises = [one[0] for one in private if one is not None]
+    public = released.public
+    if not noises or public is None or public.size < 2 or _copies(released):
+        return ()
+    noise = min(noises)
+    sample = known_sample(of_stranger)
+    known = float(sample.log_kappa(whole.level, parts=2))
+    if _doubts(of_stranger, math.exp(known)):
+        return only_anyone(counting.gaussian_lift(noise))
 
     def make() -> tuple[AttackerRow, ...]:
         lift = counting.gaussian_lift(noise)

@@ -9,12 +9,16 @@ from leakbound._util.groups import grouped
 from leakbound.assess.record import Assessment, AttackerRow
 from leakbound.report.tables import RunSummary
 
+NOTHING = 0.99
+"""From this gain on, nothing is excluded: the table says so."""
 MOST = 3
 """Settings of which the first page says it; those that add the least come first."""
 
 
 def attacker_sentences(summary: RunSummary) -> tuple[str, ...]:
     """One sentence a setting: stranger, intruder and anyone; the worst of all its experiments.
+
+    Settings that exclude nothing, or have an experiment without a limit, are left out.
 
     Example:
         >>> from leakbound.assess.record import AttackerRow
@@ -24,9 +28,14 @@ def attacker_sentences(summary: RunSummary) -> tuple[str, ...]:
         'For anyone, whatever they know, one update adds 0.08 at most.'
     """
     names = summary.names
-    rows = grouped((names.defense(a), row) for a in summary.assessments for row in a.attackers)
-    least = sorted(rows.items(), key=lambda pair: max(row.gain for row in pair[1]))
-    return tuple(sentence(defense, known) for defense, known in least)
+    gains = []
+    ran = grouped((names.defense(a), a) for a in summary.assessments if a.status == "ok")
+    for defense, some in ran.items():
+        rows = [row for a in some for row in a.attackers]
+        # What holds for one model does not hold for another that has no limit.
+        if all(a.attackers for a in some) and max(row.gain for row in rows) < NOTHING:
+            gains.append((max(row.gain for row in rows), sentence(defense, rows)))
+    return tuple(said for _, said in sorted(gains))
 
 
 def audience(assessments: Sequence[Assessment]) -> str:
@@ -38,11 +47,13 @@ def sentence(defense: str, rows: Sequence[AttackerRow]) -> str:
     """What the rows of a setting's experiments say together."""
     of = grouped((row.attacker, row) for row in rows)
     said = []
+    # Where a test doubts the public examples, only the row for anyone is there.
+    of = {who: some for who, some in of.items() if len(some) == len(of["anyone"])}
     for row in _worst(of.get("stranger", ())):
-        said.append(f"a stranger reconstructs {row.goal} with a probability of {_upper(row)}")
+        said.append(f"a stranger reaches {row.goal} with a probability of {_upper(row)}")
     for row in _worst(of.get("intruder", ())):
         said.append(
-            f"who has {row.knows} reconstructs {row.goal} of the rest with a probability of "
+            f"who has {row.knows} reaches {row.goal} of the rest with a probability of "
             f"{_upper(row)}{_measured(row)}"
         )
     gain = format_upper(max(row.gain for row in of["anyone"]))
@@ -55,7 +66,7 @@ def _worst(rows: Sequence[AttackerRow]) -> list[AttackerRow]:
 
 
 def _upper(row: AttackerRow) -> str:
-    if row.bound is not None and row.bound >= 0.5:
+    if row.attacker == "intruder" and row.without is not None and row.without >= 0.5:
         # Nearly unique values: no sample excludes that they determine the rest.
         return "1 at most (public examples do not exclude that the known parts determine the rest)"
     return f"{format_upper(row.bound)} at most"

@@ -22,7 +22,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import together
 from leakbound.report.attackers import MOST as ATTACKERS
-from leakbound.report.attackers import attacker_sentences
+from leakbound.report.attackers import attacker_sentences, audience
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Strip
 from leakbound.report.sentences import advice, answer, shortened, undefended
@@ -159,7 +159,7 @@ def overview(
     guessed = _guessed(assessments)
     reason = "Find the least noise for a risk that you can state:"
     if any(row.verdict in EXPOSURES for row in rows):
-        reason = "Find the noise that keeps this from every attacker:"
+        reason = f"Find the noise that keeps this from every {audience(assessments)}:"
     lowest = min((a.criterion for a in assessments), key=lambda one: one.value)
     return Overview(
         answer=answer(assessments, rows, *nouns(assessments)),
