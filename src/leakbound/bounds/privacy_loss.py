@@ -173,12 +173,23 @@ def mixed_curve(
 ) -> LossCurve | None:
     """The curve of all steps; None if no grid of a practical size is fine enough.
 
-    Results are cached by their numbers. For "replace", P is (1 - q) N(0, 1) + q N(s, 1) and Q the
-    same at -s, with s = 1 / noise multiplier: no two clipped gradients are easier to tell apart
-    (docs/risk.md). `rough` uses wider cells: it also errs upwards, is less tight and several times
-    faster.
+    Results are cached by their numbers. `rough` uses wider cells: it also errs upwards, is less
+    tight and several times faster.
 
-    Source: Doroshenko et al. 2022 (connect the dots); Koskela, Jälkö and Honkela 2020 (replace).
+    For "replace", P is (1 - q) N(0, 1) + q N(s, 1) and Q the same at -s, with s = 1 / noise
+    multiplier. No two clipped gradients u and v, of length s at most, are easier to distinguish.
+    Proof: let P = (1 - q) N(0) + q N(u) and Q = (1 - q) N(0) + q N(v). Take the event that
+    distinguishes them best for a factor e^epsilon of 1 or more, and move the centers 0, u and v. On
+    the edge of this event the densities q N(u), -(e^epsilon - 1)(1 - q) N(0) and -e^epsilon q N(v)
+    have the sum 0. Call them w. The advantage changes by -1/4 of the integral over the edge of
+    sum w_i w_j d|x_i - x_j|^2, up to a positive factor. A wider angle raises |u - v| alone, a
+    longer u both of its distances, and a longer v raises |u - v|^2 by more than |v|^2. Each raises
+    the advantage, as w_u is the sum of the other two sizes. So u = -v at length s is the worst
+    pair. For factors below 1, exchange P and Q. A pair that is worst for every epsilon stays worst
+    in composition.
+
+    Source: Doroshenko et al. 2022 (connect the dots); Koskela, Jälkö and Honkela 2020 (replace);
+    Zhu, Dong and Wang 2022 (worst pairs in composition).
     """
     kinds = tuple((float(noise), float(q), int(steps)) for noise, q, steps in parts)
     what = kinds, pair, bool(rough)
