@@ -84,6 +84,20 @@ def choose(
 
     For a client with several local steps or minibatches, a row is the update. `many`: several
     searches may share the computation.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound import client
+        >>> model = lb.models.lenet(input_shape=(1, 8, 8), classes=10, generator=lb.stream(0))
+        >>> task = Task.of(model)
+        >>> x, y = torch.rand(2, 1, 8, 8, generator=lb.stream(1)), torch.tensor([3, 1])
+        >>> engine = choose(task, rows=1, shape=(2, 1, 8, 8)).engine([task], rows=1)
+        >>> gradient = engine.gradient(x[None], y[None])
+        >>> slope = engine.pull(torch.ones_like(gradient)).inputs
+        >>> again = x.clone().requires_grad_()
+        >>> (same,) = torch.autograd.grad(client.gradient(task, again, y).sum(), again)
+        >>> torch.allclose(slope[0], same, rtol=1e-3, atol=1e-6)
+        True
     """
     if kernels() == "autograd":
         return None
