@@ -191,3 +191,17 @@ def test_three_attackers_over_all_rounds(file, capsys):
     capsys.readouterr()
     assert call(*given, *known, "--accept", "0.012") == 1
     assert call("bound", "--deployment", path, *known) == 2
+
+
+def test_the_file_says_what_an_intruder_knows(file, capsys):
+    text = file(LOCAL + 'record = {known = "housing"}\n')
+    german = ["bound", "--deployment", text, "--data", "german"]
+    call(*german, "--json")
+    (one, *_) = json.loads(capsys.readouterr().out)["attackers"]
+    assert [row["knows"] for row in one["rows"]] == ["", "housing", "anything"]
+    call(*german, "--known", "none", "--json")
+    assert json.loads(capsys.readouterr().out)["attackers"] == []
+    call("bound", "--deployment", text, "--json")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["attackers"] == []
+    assert "record.known is not used" in printed.err

@@ -542,3 +542,17 @@ def test_a_match_that_several_tests_cannot_tell_from_chance_is_said_to_the_clien
     again = read(task, batch, loud, dataclasses.replace(policy, attacks=(Fixed(near),) * 3))
     assert len(again.assessments) == len(reading.assessments)  # named three times, counted once
     assert again.verdict == reading.verdict
+
+
+def test_known_parts_are_put_in_and_do_not_count(digits):
+    """The client says what attackers have from elsewhere; the labels are not known here."""
+    policy = Policy(threat=ThreatModel(labels_known=False, known="region:top"))
+    reading = read(task_of(digits), batch_of(digits), policy=policy)
+    assert reading.criterion.known == "region:top"
+    assert reading.verdict == EXPOSED
+    # A guess has the known half right, which is no reconstruction.
+    blind = dataclasses.replace(policy, attacks=(MeanImage(),))
+    noisy = chain(ClipExamples(1.0), Mean(), GaussianMechanism(1000.0))
+    guess = outcome(read(task_of(digits), batch_of(digits), noisy, blind), "mean_image")
+    assert guess.verdict != EXPOSED
+    assert guess.threat.known == "region:top"

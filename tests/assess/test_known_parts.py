@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from statistics import NormalDist
 
 import pytest
@@ -195,3 +196,15 @@ def test_other_people_than_the_public_ones_leave_the_gain_alone(german):
     assert anyone.attacker == "anyone"
     # All 24 are one unit: the noise of one is divided by 24.
     assert anyone.gain == pytest.approx(2 * NormalDist().cdf(24 / 200) - 1, rel=1e-3)
+
+
+def test_columns_that_a_schema_marks_are_known(german):
+    marked = tuple(
+        dataclasses.replace(column, known=column.name in COLUMNS.split(","))
+        for column in german.domain.columns
+    )
+    table = dataclasses.replace(german, columns=marked)
+    for asked, known in (("", COLUMNS), ("none", ""), ("housing", "housing")):
+        result = simulated(table, asked, attack="mean_image")
+        assert result.assessment.threat.known == known
+        assert result.assessment.criterion.known == known

@@ -113,3 +113,52 @@ def test_a_draft_is_refused(table, capsys):
     table([7])
     assert attack(schema="t.toml") == 2
     assert "is a draft" in capsys.readouterr().err
+
+
+def test_known_columns_are_put_in_and_do_not_count(table, tmp_path, capsys):
+    table([1, 2, 3, 4])
+    # In another order of columns, and with one that the schema does not know.
+    with (tmp_path / "known.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["note", "city", "age"])
+        for row in csv.DictReader((tmp_path / "truth.csv").read_text().splitlines()):
+            writer.writerow(["-", row["city"], row["age"]])
+    known = ["--known", "age,city", "--known-values", "known.csv"]
+    attack(*known, "--attack", "tab_leak,steps=2", "--out", "rep")
+    (record,) = records(tmp_path / "rep")
+    assert (record.criterion.known, record.criterion.of) == ("age,city", 3)
+    assert record.threat.known == "age,city"
+    assert record.batch_size == 4
+    assert {column.name for column in record.columns} == {"weight", "blood", "smoker"}
+    # The truth gives the same known values.
+    more = ["--truth", "truth.csv", "--public", "table:t.csv"]
+    attack(*more, "--known", "age,city", "--attack", "span_decoding", "--out", "two")
+    (record,) = records(tmp_path / "two")
+    assert record.scores == (100.0,) * 4
+    assert {column.name for column in record.columns} == {"weight", "blood", "smoker"}
+    # The public rows hold the victims: who knows age and city finds the rest there.
+    assert record.verdict == "undecided (guessable)"
+    capsys.readouterr()
+    assert attack("--known", "age,city") == 2
+    assert "--known-values FILE" in capsys.readouterr().err
+    assert attack("--known", "age,city", "--known-values", "known.csv", "--batch-size", "3") == 2
+    assert "known holds values of shape (4, 5)" in capsys.readouterr().err
+    assert attack("--known-values", "known.csv") == 2
+    assert "name the parts too" in capsys.readouterr().err
+
+
+def test_columns_that_the_schema_marks_are_known(table, tmp_path, capsys):
+    table([1, 2, 3, 4])
+    text = (tmp_path / "s.toml").read_text()
+    marked = text.replace('name = "age"\n', 'name = "age"\nknown = true\n')
+    (tmp_path / "marked.toml").write_text(marked)
+    assert "\nknown = true" in Schema.load("marked.toml").text()
+    more = ["--attack", "tab_leak,steps=2", "--batch-size", "4"]
+    attack(*more, "--truth", "truth.csv", "--out", "one", schema="marked.toml")
+    assert records(tmp_path / "one")[0].threat.known == "age"
+    attack(*more, "--truth", "truth.csv", "--known", "none", "--out", "two", schema="marked.toml")
+    assert records(tmp_path / "two")[0].threat.known == ""
+    capsys.readouterr()
+    attack(*more, "--out", "three", schema="marked.toml")
+    assert "nobody says the values" in capsys.readouterr().err
+    assert records(tmp_path / "three")[0].threat.known == ""

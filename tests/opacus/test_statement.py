@@ -11,7 +11,9 @@ from scipy import optimize, special, stats
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.conversions import log_delta
+from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.from_scratch import exact
+from leakbound.bounds.knowledge import informed
 from leakbound.opacus import risk
 from leakbound.risk import TrainingSetting, corridor
 from leakbound.risk.corridor import epsilon
@@ -334,3 +336,21 @@ def test_columns_of_a_table_are_refused():
 
     with pytest.raises(ValueError, match="columns that may differ"):
         risk([(1.0, 1.0, 1)], dim=61, norm=1.0, eta=2.0, prior=Examples.of("german").prior())
+
+
+def test_an_intruder_is_named_and_anyones_gain_is_the_total_variation():
+    rows = np.random.default_rng(0).integers(0, 3, (2000, 12)).astype(float)
+    rows[:, 0] = np.arange(2000) % 2
+    sample = PublicSample(rows)
+    ask = {"norm": 1.0, "eta": 1e-4, "participation": "visible"}
+    stranger = risk([(2.0, 1.0, 1)], dim=12, prior=sample, **ask)
+    intruder = risk([(2.0, 1.0, 1)], dim=11, prior=informed(sample, [0], words="sex"), **ask)
+    assert (stranger.known, intruder.known) == ("", "sex")
+    assert stranger.bound < intruder.bound < 1
+    assert "the rest of an example, of which they have sex," in str(intruder)
+    assert "anyone, whatever they know" in str(stranger)
+    assert stranger.gain == pytest.approx(2 * stats.norm.cdf(1 / 4) - 1, rel=1e-4)
+    assert risk([], dim=12, **ask).gain == 0
+    mixed_steps = risk([(2.0, 1.0, 1), (4.0, 1.0, 4)], dim=12, **ask)
+    # One step at 2 and four at 4 are one with 1 / sqrt(1/4 + 4/16).
+    assert mixed_steps.gain == pytest.approx(2 * stats.norm.cdf(math.sqrt(0.5) / 2) - 1, rel=1e-3)

@@ -25,7 +25,7 @@ from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
-from leakbound.domains.known import known_parts
+from leakbound.domains.known import as_marked, known_parts
 from leakbound.losses import NamedLoss, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_weights
@@ -91,8 +91,15 @@ class PlanContext:
         return named(self.spec.loss).of_data(self.dataset.labels)
 
     def threat(self, given: ThreatModel) -> ThreatModel:
-        """What attackers know; labels that are the input's own tokens are never known."""
-        return replace(given, labels_known=given.labels_known and not self.loss.of_inputs)
+        """What attackers know, columns included that a schema marks as known.
+
+        Labels that are the input's own tokens are never known.
+        """
+        return replace(
+            given,
+            labels_known=given.labels_known and not self.loss.of_inputs,
+            known=as_marked(self.domain, given.known),
+        )
 
     @cached_property
     def domain(self) -> Domain:
@@ -472,8 +479,8 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             stacklevel=2,
         )
     # For its error: it names a part that the examples do not have.
-    if plan.threat.known:
-        known_parts(context.domain, plan.threat.known)
+    if known := context.threat(plan.threat).known:
+        known_parts(context.domain, known)
     # Drawn only for its error: too few examples must stop the plan before its first experiment.
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:

@@ -378,7 +378,8 @@ def _judge(
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
-    return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share, known=unit.threat.known)
+    known = context.threat(unit.threat).known
+    return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share, known=known)
 
 
 def judged(

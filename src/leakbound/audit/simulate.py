@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +30,7 @@ from leakbound.audit.plan import build_attack, build_defense
 from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
+from leakbound.domains.known import as_marked
 from leakbound.losses import check_fit, named
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
@@ -164,6 +165,7 @@ def simulate(
     shape = tuple(clients[0].inputs.shape[1:])
     threat = threat or ThreatModel(labels_known=not named(loss).of_inputs)
     domain = domain or of_shape(shape, input_range)
+    threat = replace(threat, known=as_marked(domain, threat.known))
     every = public
     public, decoys = halves(public)
     task = Task.of(
@@ -278,6 +280,7 @@ def error_bound(
         domain=domain,
     )
     threat = threat or ThreatModel()
+    threat = replace(threat, known=as_marked(domain, threat.known))
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():

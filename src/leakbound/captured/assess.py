@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +27,11 @@ from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
 from leakbound.core import Batch, Observation, Reconstruction
 from leakbound.data import SOURCES, Dataset, load
+from leakbound.data.schema import Schema
 from leakbound.data.sources import at_path
-from leakbound.data.table import SUFFIXES
-from leakbound.domains import Domain, has_neighbors
+from leakbound.data.table import SUFFIXES, read_columns
+from leakbound.domains import Domain, TableDomain, has_neighbors
+from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named, next_labels
 
 PART = 1 << 22
@@ -84,6 +87,53 @@ def read_truth(
         parts.append(named[present[0]])
     inputs, labels = parts
     return Batch(inputs, labels if labels.is_floating_point() else labels.long())
+
+
+def read_known(
+    text: str,
+    form: Domain,
+    values: Path | str | None = None,
+    truth: Batch | None = None,
+    schema: Schema | None = None,
+) -> KnownValues:
+    """The parts that an attacker has of every example, from a file or from the true batch.
+
+    Args:
+        text: names the parts, as `known_parts` reads it.
+        form: the domain of whole examples.
+        values: a table's file (CSV or Parquet) that holds the known columns, and perhaps others,
+            with a row for each example of the update; or tensors, `known` (N, K) or whole `inputs`.
+        truth: gives its known parts if there is no file.
+        schema: of a table's file.
+
+    Raises:
+        ValueError: nobody says the values, or the file does not hold them.
+    """
+    parts = known_parts(form, text)
+    if values is None:
+        if truth is None:
+            raise ValueError(
+                f"known is {text!r}, but nobody says what its values are; give them with "
+                "--known-values FILE, or the true batch (--truth)"
+            )
+        return KnownValues(parts, parts.values(truth.inputs))
+    path = Path(values)
+    if schema is not None and path.suffix.lower() in SUFFIXES:
+        assert isinstance(parts.part, TableDomain)  # of a schema
+        return KnownValues(parts, read_columns(path, parts.part, schema.delimiter))
+    named, _ = tensors.read(path)
+    size = math.prod(parts.part.shape)
+    held = named.get("known")
+    whole = named.get("inputs")
+    if held is not None and held.ndim and held.numel() == len(held) * size:
+        return KnownValues(parts, held.reshape(-1, *parts.part.shape))
+    if whole is not None and whole.shape[1:] == form.shape:
+        return KnownValues(parts, parts.values(whole))
+    shown = {name: tuple(tensor.shape) for name, tensor in list(named.items())[:5]}
+    raise ValueError(
+        f"known values {str(path)!r} holds {shown}; give known (N, {size}), or inputs, whole "
+        f"examples of shape {form.shape}"
+    )
 
 
 def check_truth(truth: Batch, observation: Observation) -> Batch:
@@ -198,7 +248,7 @@ def header(
         about = attack_info(attack, name)
     key = [case.at, capture.digest, name, about.settings, repr(declared_defense), case.title]
     key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
-    key += [seen.threat.labels_known, named(seen.task.loss).name]
+    key += [seen.threat.labels_known, seen.threat.known, named(seen.task.loss).name]
     empty = headers.header(
         digest(key),
         about,

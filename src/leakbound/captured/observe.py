@@ -40,6 +40,7 @@ from leakbound.core import (
 )
 from leakbound.defenses import Chain, Defense, NoDefense, chain
 from leakbound.domains import Domain, TokenDomain
+from leakbound.domains.known import KnownValues
 from leakbound.losses import check_fit, named
 from leakbound.randomness import stream, uniform
 from leakbound.task import drops
@@ -68,6 +69,8 @@ class TrainingInfo:
     `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
     all `examples`. `defense` is what the client applied to its update, if declared. `weight_decay`
     is that of its optimizer, which is subtracted; None subtracts what the update shows of it.
+    `known` are parts of every example that the attacker has from elsewhere, in the order of
+    `labels`.
     """
 
     examples: int | None = None
@@ -77,6 +80,7 @@ class TrainingInfo:
     batch_size: int | None = None
     defense: Defense | None = None
     weight_decay: float | None = None
+    known: KnownValues | None = None
 
     def __post_init__(self) -> None:
         check.given(check.count, examples=self.examples, steps=self.steps)
@@ -199,8 +203,13 @@ def infer_context(
         task=task,
         cohort=(count,),
         input_shape=input_shape,
-        threat=ThreatModel(labels_known=labels is not None, server=server),
+        threat=ThreatModel(
+            labels_known=labels is not None,
+            server=server,
+            known="" if info.known is None else info.known.parts.text,
+        ),
         labels=labels,
+        known=None if info.known is None else _known_values(info.known, task, count, input_shape),
         auxiliary=public,
         defense=chained,
         sent=sent,
@@ -447,6 +456,8 @@ def _examples(
     stated = info.examples
     if stated is None and info.labels is not None:
         stated = len(info.labels)
+    if stated is None and info.known is not None:
+        stated = len(info.known.values)
     count = _known("batch size", stated, capture.whole("examples"), findings)
     if count is not None and count < size.least:
         notes.append(
@@ -471,6 +482,36 @@ def _examples(
     )
     findings.append(Finding("batch size", str(size.likely), how, False))
     return size.likely
+
+
+def _known_values(
+    known: KnownValues,
+    task: Task,
+    count: int,
+    input_shape: tuple[int, ...],
+) -> KnownValues:
+    """The known parts as the task gets inputs, after a check that they fit the update."""
+    parts = known.parts
+    if parts.domain.shape != input_shape:
+        raise ValueError(
+            f"known is of examples of shape {parts.domain.shape}, but the model takes "
+            f"{input_shape}; give the parts of the model's input"
+        )
+    wanted = (count, *parts.part.shape)
+    if tuple(known.values.shape) != wanted:
+        raise ValueError(
+            f"known holds values of shape {tuple(known.values.shape)}; give {wanted}: the known "
+            f"part of each of the {count} examples"
+        )
+    kind = parts.domain.dtype
+    if known.values.is_floating_point() != kind.is_floating_point:
+        takes = "floats" if kind.is_floating_point else "whole numbers"
+        raise ValueError(f"known holds values of type {known.values.dtype}; give {takes}")
+    check.finite("known", known.values)
+    check.within("known", known.values, parts.part.input_range)
+    if kind.is_floating_point:
+        kind = task.parameters.dtype
+    return KnownValues(parts, known.values.to(task.parameters.device, kind))
 
 
 def _labels(

@@ -25,6 +25,7 @@ from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack, FedAvgMatching
+from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
@@ -51,6 +52,7 @@ from leakbound.captured.observe import (
 )
 from leakbound.core import Batch, Loss, NotApplicable, Reconstruction
 from leakbound.domains import Domain, of_shape
+from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named
 from leakbound.randomness import stream
 from leakbound.registry import Spec
@@ -545,6 +547,7 @@ class CaseReader:
     ) -> Case:
         settings = self.settings
         form = settings.form
+        training = self.training
         context = None
         public = None
         if settings.public is not None:
@@ -552,13 +555,17 @@ class CaseReader:
             public, _ = context.halves
             if settings.domain is not None:
                 form = context.domain  # its scales are those of the public rows
+        if training.known is not None:
+            # With the scales of the public rows.
+            parts = known_parts(form, training.known.parts.text)
+            training = replace(training, known=KnownValues(parts, training.known.values))
         task, notes = task_of(
             self.model, capture, form, classes=settings.classes, loss=settings.loss
         )
         inferred = infer_context(
             capture,
             task,
-            self.training,
+            training,
             input_shape=settings.input_shape,
             public=public,
             steps=steps,
@@ -567,7 +574,8 @@ class CaseReader:
         if truth is not None:
             truth = check_truth(truth, inferred.observation)
             notes += contradicted(truth, inferred)
-        criterion = Criterion.of(form, psnr=settings.psnr, share=settings.share)
+        known = inferred.observation.threat.known
+        criterion = Criterion.of(form, psnr=settings.psnr, share=settings.share, known=known)
         return Case(
             capture, inferred, notes, at, self.title, criterion, context, truth, settings.people
         )
@@ -621,7 +629,8 @@ def _run(
     try:
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
-        answer = noted(built(case.inferred.observation, source))
+        seen = case.inferred.observation
+        answer = noted(with_known(seen, built(seen, source)))
         return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
     except NotApplicable as error:
         stops.check()

@@ -30,7 +30,7 @@ from leakbound.captured import (
     TrainingInfo,
     UpdateResult,
 )
-from leakbound.captured.assess import Case
+from leakbound.captured.assess import Case, read_known, read_truth
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
@@ -39,6 +39,7 @@ from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
+from leakbound.domains.known import KnownValues, as_marked
 from leakbound.losses import LOSSES
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_assessment
@@ -80,6 +81,7 @@ def attack(command: options.AttackOptions) -> int:
         command.local_batch_size,
         None if command.defense is None else registry.parse("defense", command.defense),
         command.weight_decay,
+        _known(command, settings),
     )
     bar = Bar(console)
     shown = dict[int, Sequence[Finding]]()
@@ -174,6 +176,28 @@ def _settings(
         loss=loss,
         schema=None if schema is None else str(command.schema),
         people=command.people,
+    )
+
+
+def _known(command: options.AttackOptions, settings: captured.Settings) -> KnownValues | None:
+    """The parts that the attacker has of every example; by default what the schema marks."""
+    text = as_marked(settings.form, command.known)
+    if not text:
+        if command.known_values is not None:
+            raise ValueError("known_values is given; name the parts too (--known PARTS)")
+        return None
+    if not command.known and command.known_values is None and command.truth is None:
+        errors.say(
+            f"the schema marks {brief(text)} as known, but nobody says the values: give them with "
+            "--known-values FILE"
+        )
+        return None
+    return read_known(
+        text,
+        settings.form,
+        command.known_values,
+        read_truth(command.truth, settings.schema),
+        None if command.schema is None else Schema.confirmed_by(command.schema),
     )
 
 

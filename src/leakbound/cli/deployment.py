@@ -18,6 +18,7 @@ from leakbound.bounds.record_priors import Baseline
 from leakbound.cli import options, risk
 from leakbound.cli.shared import check_files, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
+from leakbound.domains.known import NOTHING
 from leakbound.risk.attackers import goal_of_intruder, refuse_model
 from leakbound.risk.calibrate import refuse_given
 from leakbound.risk.deployment import file, flower_app, nvflare
@@ -65,12 +66,13 @@ def bound(command: options.BoundOptions) -> int:
             against=against,
         )
     asked = deployment.unit or "example"
+    known = _known(command.known, deployment, examples)
     laws = [
         law
         for law in laws_of(deployment)
-        if command.known and law.unit == asked and law.audience in command.audience
+        if known and law.unit == asked and law.audience in command.audience
     ]
-    three = risk.attackers(command, examples, [law.bound for law in laws])
+    three = risk.attackers(command, examples, known, [law.bound for law in laws])
     result = {
         "deployment": deployment,
         "rows": [row.plain() for row in rows],
@@ -168,11 +170,12 @@ def _goal(
     examples = risk.examples_of(command)
     deployment = _counted(deployment, examples)
     width = width_of(command.input_range)
-    if command.known is not None:
-        refuse_model(command.known, command.prior)
+    known = _known(command.known, deployment, examples)
+    if known is not None:
+        refuse_model(known, command.prior)
         target, _, knows = goal_of_intruder(
             examples,
-            command.known,
+            known,
             command.target,
             labels_known=command.labels_known,
             input_width=width,
@@ -227,6 +230,19 @@ def _against(command: options.BoundOptions, examples: Examples) -> RiskCriteria:
         examples.dim,
         examples.norms[0],
     )
+
+
+def _known(
+    asked: str | None,
+    deployment: Deployment,
+    examples: Examples | None,
+) -> str | None:
+    """The known parts: as asked for, else as the file states, else as the data's schema marks."""
+    if examples is None:
+        if asked is None and deployment.record.known is not None:
+            errors.say("record.known is not used: an intruder needs public examples (--data)")
+        return None if asked == NOTHING else asked
+    return examples.known(asked or deployment.record.known)
 
 
 def _counted(deployment: Deployment, examples: Examples) -> Deployment:

@@ -82,24 +82,24 @@ class AttackOptions:
         "Experiment": "attack model data schema loss batch_size people defense seed time",
         "Attacker": "known labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
-        "labels local_steps learning_rate local_batch_size weight_decay steps_search truth public "
-        "round",
+        "labels known_values local_steps learning_rate local_batch_size weight_decay steps_search "
+        "truth public round",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
-        "schema loss people time known statistics_known adapter kind input_range vocabulary "
-        "classes labels local_steps learning_rate local_batch_size weight_decay steps_search round "
-        "lpips_weights no_examples"
+        "schema loss people time known known_values statistics_known adapter kind input_range "
+        "vocabulary classes labels local_steps learning_rate local_batch_size weight_decay "
+        "steps_search round lpips_weights no_examples"
     )
     UNUSED: ClassVar = {
         "describes a captured update; give --update FILE too": "before adapter kind input_shape "
-        "classes labels local_steps learning_rate local_batch_size weight_decay steps_search truth "
-        "public round no_examples",
-        "is for a simulated experiment; leave it out with --update": "known labels_unknown "
+        "known_values classes labels local_steps learning_rate local_batch_size weight_decay "
+        "steps_search truth public round no_examples",
+        "is for a simulated experiment; leave it out with --update": "labels_unknown "
         "defense_unknown malicious_server statistics_known lpips_weights",
         "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
         "classes labels local_steps no_examples local_batch_size steps_search round "
-        "malicious_server statistics_known adapter",
+        "malicious_server statistics_known adapter known known_values",
     }
     """Why options are refused, and which: an option that changes nothing would mislead."""
 
@@ -175,6 +175,9 @@ class AttackOptions:
     labels: Annotated[str, Option("LABELS")] = ""
     """Labels of the examples, such as 3,5, or a file that holds `labels`. Other losses than
     cross_entropy take numbers."""
+    known_values: File = None
+    """The values of --known, a row for each example: a table's columns (CSV), or tensors named
+    `known` or `inputs`. By default those of --truth."""
     local_steps: int | None = None
     """Local steps behind the update. Without it, a search runs if the learning rate is known."""
     steps_search: float | None = None

@@ -61,7 +61,8 @@ def bound(command: options.BoundOptions) -> int:
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
     lift = partial(success_bound, edges.setting)
-    three = [row for rows in attackers(command, examples, [lift]) for row in rows]
+    known = command.known if examples is None else examples.known(command.known)
+    three = [row for rows in attackers(command, examples, known, [lift]) for row in rows]
     result = {
         "setting": edges.setting,
         "delta": command.delta,
@@ -93,19 +94,20 @@ def bound(command: options.BoundOptions) -> int:
 def attackers(
     command: options.BoundOptions,
     examples: Examples | None,
+    known: str | None,
     lifts: Sequence[Lift],
 ) -> list[tuple[AttackerRow, ...]]:
     """Stranger, intruder and anyone at the middle threshold under each lift, if parts are named."""
-    if command.known is None:
+    if known is None:
         return []
-    refuse_model(command.known, command.prior)
+    refuse_model(known, command.prior)
     if examples is None:
-        raise ValueError(f"known is {command.known!r}, but there are no data; give --data")
+        raise ValueError(f"known is {known!r}, but there are no data; give --data")
     with errors.status("completing examples without the update ..."):
         return attackers_under(
             lifts,
             examples,
-            command.known,
+            known,
             psnr=_middle(command.psnr),
             share=_middle(command.share),
             labels_known=command.labels_known,

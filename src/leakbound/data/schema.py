@@ -46,6 +46,7 @@ HEAD = """\
 # A draft. Check every column, then set confirmed = true.
 # - low and high are those of the file: give public limits, such as 0 to 120 years.
 # - sensitive = true shows a column first in reports.
+# - known = true says that attackers have a column from elsewhere, such as a birth date.
 # - person = "COLUMN" names whom a row is of, if a person may have several rows: it is no input.
 # - A number may also have: unit, tolerance, center, scale. A category: encoding.
 """
@@ -67,7 +68,7 @@ _DATED = ("low", "high", "center", "typical")
 """Keys of a column that are dates in the file if its kind is date."""
 _TYPES = {
     **dict.fromkeys(_TEXTS, (str, "a text")),
-    **dict.fromkeys(("missing", "sensitive", "confirmed"), (bool, "true or false")),
+    **dict.fromkeys(("missing", "sensitive", "known", "confirmed"), (bool, "true or false")),
     **dict.fromkeys(("levels", "classes", "ignore"), (list, "a list of texts")),
 }
 """Of a key: the type of its value, and its name. The other keys are numbers."""

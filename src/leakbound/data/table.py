@@ -44,6 +44,32 @@ def read_table(
         return _filled(table, schema, options.limit)
 
 
+def read_columns(path: Path, domain: TableDomain, delimiter: str = ",") -> torch.Tensor:
+    """The rows (N, n) of some columns in the units of the model's input; others are not read.
+
+    Raises:
+        ValueError: the file lacks one of them, or a value does not fit; the message names the line.
+    """
+    parts = []
+    empty = torch.zeros(domain.shape).clamp(*domain.box).numpy()
+    with rows.opened(path, delimiter) as table:
+        for column in domain.columns:
+            if column.name not in table.names:
+                near = check.closest(column.name, table.names)
+                raise ValueError(f"{str(path)!r} has no column {column.name!r}; {near}")
+        most = raw.MAX_BYTES // (4 * domain.shape[0])
+        for block in table.blocks:
+            most -= len(block.lines)
+            if most < 0:
+                raise ValueError(f"{str(path)!r} has too many rows for memory; give fewer")
+            part = np.zeros((len(block.lines), *domain.shape), dtype=np.float32)
+            for column, start, stop in domain.placed:
+                values = _read(block, column, len(part))
+                _put(part[:, start:stop], column, values, empty[start])
+            parts.append(torch.from_numpy(part))
+    return torch.cat(parts) if parts else torch.zeros(0, *domain.shape)
+
+
 def _check_names(names: Sequence[str], schema: Schema) -> None:
     wanted = [*_taken(schema), *filter(None, [schema.person])]
     known = {*wanted, *schema.ignore}

@@ -18,7 +18,10 @@ from leakbound.domains.base import Domain, ImageDomain, NumberDomain, SeriesDoma
 from leakbound.domains.table import TableDomain
 from leakbound.domains.tokens import TokenDomain
 
-__all__ = ["Known", "KnownValues", "known_parts"]
+__all__ = ["Known", "KnownValues", "as_marked", "known_parts"]
+
+NOTHING = "none"
+"""The text for who knows no part, whatever a schema marks as known."""
 
 HALVES = {"top": (0, 0), "bottom": (0, 1), "left": (1, 0), "right": (1, 1)}
 """Regions of an image by name: the axis that is halved, and which half is known."""
@@ -100,6 +103,24 @@ def known_parts(domain: Domain, text: str) -> Known:
     if bool(places.all()):
         raise ValueError(f"known is {text!r}, the whole example: nothing is left to reconstruct")
     return Known(text, domain, places, _restricted(domain, places), _restricted(domain, ~places))
+
+
+def as_marked(domain: Domain, text: str) -> str:
+    """The text of the known parts: "" gives the columns that a table's schema marks as known.
+
+    "none" is nobody's knowledge, and gives "".
+
+    Example:
+        >>> from leakbound.domains import Column
+        >>> table = TableDomain((Column("age", known=True), Column("income")))
+        >>> as_marked(table, ""), as_marked(table, "income"), as_marked(table, "none")
+        ('age', 'income', '')
+    """
+    if text == NOTHING:
+        return ""
+    if text or not isinstance(domain, TableDomain):
+        return text
+    return ",".join(column.name for column in domain.columns if column.known)
 
 
 @singledispatch

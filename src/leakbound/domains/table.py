@@ -61,6 +61,8 @@ class Column:
         missing: values may be missing: a number then has one more input, 1 if it is missing, and a
             category one more level.
         sensitive: shown first in reports.
+        known: attackers have it from elsewhere, such as a birth date, unless they are said to know
+            something else (`domains.known.as_marked`).
         typical, spread: median and IQR/1.349 (standard deviation if 0) of public rows.
         decimal: the decimal mark of numbers in a file, "." or ",". The other one, spaces and
             apostrophes may separate thousands.
@@ -83,6 +85,7 @@ class Column:
     encoding: str = "onehot"
     missing: bool = False
     sensitive: bool = False
+    known: bool = False
     typical: float | None = None
     spread: float | None = None
     decimal: str = "."

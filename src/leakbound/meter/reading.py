@@ -43,6 +43,7 @@ from leakbound.assess.success import RiskSpec
 from leakbound.assess.verdict import of_configuration
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
+from leakbound.attacks.knowing import with_known
 from leakbound.client import gradient
 from leakbound.core import (
     Batch,
@@ -57,6 +58,7 @@ from leakbound.core import (
 )
 from leakbound.defenses import Chain, NoDefense
 from leakbound.domains import of_shape
+from leakbound.domains.known import KnownValues, as_marked
 from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import PlantedLayer
 
@@ -355,7 +357,7 @@ def measure(
     for about, attack in attacks.items():
         record = replace_record(evidence.record, attack=about)
         try:
-            answer = attack(seen, source)
+            answer = with_known(seen, attack(seen, source))
             attacked = replace(
                 evidence,
                 record=record,
@@ -403,9 +405,12 @@ def _evidence(
 ) -> Evidence:
     """The update without an attack. Attacks see half of the public examples, bounds count all."""
     domain = task.domain or of_shape(shape, task.input_range)
-    criterion = Criterion.of(domain, psnr=policy.psnr, share=policy.share)
     half, decoys = halves(task.public)
-    threat = policy.threat
+    threat = replace(policy.threat, known=as_marked(domain, policy.threat.known))
+    criterion = Criterion.of(domain, psnr=policy.psnr, share=policy.share, known=threat.known)
+    known = None
+    if criterion.known is not None and batch is not None:
+        known = KnownValues(criterion.known, criterion.known.values(batch.inputs))
     seen = Observation(
         update=update.seen(defense_known=threat.defense_known),
         task=replace(task, domain=domain, public=half),
@@ -415,6 +420,7 @@ def _evidence(
         labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
         auxiliary=half,
         defense=defense if threat.defense_known else None,
+        known=known,
     )
     release = Released(
         task=seen.task,

@@ -6,7 +6,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from leakbound import check
 from leakbound._util.formats import format_lower, format_upper, format_upper_log
@@ -14,6 +18,8 @@ from leakbound._util.pictures import facts
 from leakbound.assess.sentences import unit_of
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
+from leakbound.bounds.counting import PublicSample
+from leakbound.bounds.knowledge import largest_gain
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import Baseline
@@ -39,6 +45,8 @@ PUBLIC = {
 SEEDED = (
     "EXPERIMENT ONLY: the noise came from a seeded generator; anyone with the seed can subtract it"
 )
+INFORMED = "known parts"
+"""The basis of a prior for who has parts of the example."""
 RISES = (0.01, 0.001, 0.0001)
 """Prior-only success probabilities for which a statement without a prior answers."""
 
@@ -75,6 +83,9 @@ class Statement:
             that was drawn, which is then taken as public.
         people: the largest number of one person's examples, which the bound, the rises and epsilon
             count as one.
+        gain: the most that the training adds to anyone's success, whatever they know.
+        known: what the attacker of `bound` has of the example; "" is a stranger, who knows
+            the population.
     """
 
     history: tuple[Part, ...]
@@ -95,6 +106,8 @@ class Statement:
     experiment_only: bool = False
     divisor: Divisor = "constant"
     people: int = 1
+    gain: float = 1.0
+    known: str = ""
 
     @property
     def steps(self) -> int:
@@ -115,9 +128,10 @@ class Statement:
         if self.psnr is not None:
             goal = f"{self.psnr:g} dB PSNR or better"
         privacy = f"{self.epsilon:.3g}" if math.isfinite(self.epsilon) else "infinite"
+        example = f"the rest of an example, of which they have {self.known}," * bool(self.known)
         attacker = (
-            f"After {_words(self.history)}, an attacker who picks the model reconstructs an "
-            f"example to {goal} with "
+            f"After {_words(self.history)}, an attacker who picks the model reconstructs "
+            f"{example or 'an example'} to {goal} with "
         )
         if self.bound is None or self.log_kappa is None:
             attacker += (
@@ -135,6 +149,8 @@ class Statement:
             attacker,
             f"One attack ({self.attained_scope.prior}; {self.dim} values, norm {self.norm:.4g} or "
             f"more) attains {_attained(self.attained)}",
+            "To the success of anyone, whatever they know, the training adds at most "
+            f"{format_upper(self.gain)}",
             f"Epsilon is {privacy} at delta {self.delta:g}"
             if self.bound is None or self.epsilon <= STRONG
             else of_membership(self.epsilon, self.delta),
@@ -153,12 +169,14 @@ class Statement:
                 "reconstructed means": f"MSE of {self.eta:.4g} or less{decibels}",
                 "no attacker exceeds": upper,
                 "a guess without the training rises to": _rises(self.rises),
+                "added at most, whatever is known": format_upper(self.gain),
                 "one attack attains": _attained(self.attained),
                 "prior-only baseline": _blind(self.log_kappa),
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
                 "unit": unit_of(self.people),
                 "attacker": SEES[self.participation],
+                "attacker has of the example": self.known or "nothing",
                 "taken as public": PUBLIC[self.divisor],
             }.items()
         )
@@ -188,15 +206,16 @@ def risk(
 
     Args:
         history: an Opacus accountant, or its history [(noise multiplier, sampling rate, steps)].
-        dim: number of values of one example.
-        norm: the least among the examples.
+        dim: number of values of one example; of its unknown part if the prior's attacker has some.
+        norm: the least among the examples, or among their unknown parts.
         psnr: in dB, for inputs of range `input_range`; or
         eta: a mean squared error, input units squared.
         input_range: width of the range of an input.
         participation: "hidden" if no attacker sees which batch holds an example, as Opacus' epsilon
             assumes; "visible" if one does.
-        prior: of the examples, for the upper bound, as `record_priors.from_images(public)`. Without
-            one the statement says only what the training adds to an attacker's success.
+        prior: of the examples, for the upper bound, as `record_priors.from_images(public)`; or of
+            an intruder, as `bounds.knowledge.informed`. Without one the statement says only what
+            the training adds to an attacker's success.
         delta: the delta at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
         divisor: the divisor of each noisy sum of gradients. "constant": a number that does not
@@ -256,7 +275,7 @@ def risk(
             eta=goal.eta,
             norm=norm,
         )
-        upper = _upper(of_person, setting, log_kappa)
+        upper = float(_upper(of_person, setting, log_kappa))
         if prior is None:
             lower = min(lower, upper)  # both round outward: they cross only by rounding
         privacy = mixed.epsilon(mixed.merged(of_person), delta, visible=visible)
@@ -275,7 +294,7 @@ def risk(
         attained=lower,
         bound=None if edges.basis is None else upper,
         log_kappa=None if edges.basis is None else log_kappa,
-        rises=tuple((kappa, _upper(of_person, setting, math.log(kappa))) for kappa in RISES),
+        rises=tuple((kappa, float(_upper(of_person, setting, math.log(kappa)))) for kappa in RISES),
         epsilon=privacy,
         delta=delta,
         prior=None if prior is None else prior.name,
@@ -284,6 +303,8 @@ def risk(
         experiment_only=experiment_only,
         divisor=divisor,
         people=people,
+        gain=largest_gain(partial(_upper, of_person, setting))[0] if parts else 0.0,
+        known=prior.knows if isinstance(prior, PublicSample) and prior.basis == INFORMED else "",
     )
 
 
@@ -331,16 +352,16 @@ def _target(
 def _upper(
     parts: tuple[Part, ...],
     setting: TrainingSetting,
-    log_kappa: float,
-) -> float:
+    log_kappa: ArrayLike,
+) -> Any:
     """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
-        return math.exp(log_kappa)
+        return np.exp(log_kappa)
     if len(parts) == 1:
-        return float(success_bound(setting, log_kappa))
+        return success_bound(setting, log_kappa)
     visible = setting.participation == "visible"
     most = mixed.visible_upper if visible else mixed.hidden_upper
-    return float(most(mixed.merged(parts), log_kappa))
+    return most(mixed.merged(parts), log_kappa)
 
 
 def _read(history: Accountant | Sequence[Sequence[float]]) -> tuple[Part, ...]:

@@ -113,7 +113,7 @@ def refuse_model(known: str, prior: str | None) -> None:
     if prior not in (None, SAMPLE):
         raise ValueError(
             f"known is {known!r}, which is counted on public examples without a model, but prior "
-            f"is {prior!r}; leave prior out"
+            f'is {prior!r}; leave prior out, or give known "none"'
         )
 
 

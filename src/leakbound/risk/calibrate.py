@@ -435,6 +435,7 @@ def calibrate(
     assert not isinstance(target, GainTarget)  # it was returned
     refuse_given({"radius": None if radius == 1 else radius}, target)
     examples = whole(dim=dim, norm=norm)
+    known = examples.known(known)
     width = width_of(input_range)
     basis: Baseline | None
     if known is None:

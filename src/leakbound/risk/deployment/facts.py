@@ -202,6 +202,7 @@ class Record(_Facts, frozen=True):
             are stated only if it is given.
         sites: the largest number of clients that hold examples of one person; None is 1.
         kappa: success of the best fixed guess, if it is known.
+        known: the parts of an example that an intruder has, as `domains.known_parts` reads them.
     """
 
     dim: int | None = None
@@ -210,6 +211,7 @@ class Record(_Facts, frozen=True):
     people: int | None = None
     sites: int | None = None
     kappa: float | None = None
+    known: str | None = None
 
 
 class Claim(_Facts, frozen=True):
