@@ -553,6 +553,6 @@ def test_known_parts_are_put_in_and_do_not_count(digits):
     # A guess has the known half right, which is no reconstruction.
     blind = dataclasses.replace(policy, attacks=(MeanImage(),))
     noisy = chain(ClipExamples(1.0), Mean(), GaussianMechanism(1000.0))
-    guess = outcome(read(task_of(digits), batch_of(digits), noisy, blind), "mean_image")
+    guess = outcome(read(task_of(digits), batch_of(digits), noisy, blind), "MeanImage")
     assert guess.verdict != EXPOSED
     assert guess.threat.known == "region:top"

@@ -77,7 +77,7 @@ def attacked(change, before, model, name, **told):
     return record, inferred, answer
 
 
-@pytest.mark.parametrize("trials", [4, 100])
+@pytest.mark.parametrize("trials", [4, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("name", LOSSES)
 def test_one_record_is_exact_and_certified(name, steps, trials):
