@@ -176,12 +176,12 @@ def test_a_mixture_in_place_of_a_row_is_noticed():
     row = SentRow(played.observation, own.task, 0, 5)
     span, _ = layer_span(row, own.name)
     chosen = decode(span, own.levels, 1000)
-    all_rows = Survivors.of(row, own, span, chosen)
+    all_rows = Survivors.of(row, span, [(own, chosen, 0)])
     place = {row: at for at, row in enumerate(domain.rows(all_rows.rows))}
 
     def problem(batch):
         taken = chosen[[place[row] for row in domain.rows(batch)]]
-        found = Survivors.of(row, own, span, taken)
+        found = Survivors.of(row, span, [(own, taken, 0)])
         return found.answer(5, 5, torch.zeros(5, 13).double()).problem
 
     assert problem(rows) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from leakbound.core import (
     Unit,
 )
 from leakbound.domains import TableDomain, TokenDomain
+from leakbound.domains.known import KnownValues
 from leakbound.losses import named
 from leakbound.randomness import stream, uniform
 
@@ -419,6 +420,19 @@ class SentRow:
     def is_zero(self) -> bool:
         """Whether there is no gradient at all."""
         return not self.values.any()
+
+    @property
+    def places(self) -> slice:
+        """Where the row's examples stand among those of the observation."""
+        update = self.observation.update
+        first = 0 if update.unit is Unit.COHORT else sum(update.examples[: self.at])
+        return slice(first, first + self.count)
+
+    @property
+    def known(self) -> KnownValues | None:
+        """The parts of the row's examples that the attacker has from elsewhere, on the CPU."""
+        known = self.observation.known
+        return None if known is None else replace(known, values=known.values[self.places].cpu())
 
 
 def rows_of(observation: Observation, task: Task) -> list[SentRow]:

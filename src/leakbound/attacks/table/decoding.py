@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -161,13 +161,18 @@ def decode(
 ) -> Tensor:
     """Options (K, len(blocks)) whose values lie in the span, on the coordinates of all blocks.
 
-    Blocks are added one by one. Prefixes outside the span's projection are dropped.
+    Blocks are added one by one, from the last of those with one option that come first. Prefixes
+    outside the span's projection are dropped.
 
     Raises:
         Crowded: more than `cap` prefixes survive.
     """
-    prefixes = torch.zeros(1, 0, dtype=torch.int32)
-    for count in range(1, len(blocks) + 1):
+    first = next((k for k, block in enumerate(blocks) if len(block.seen) != 1), len(blocks))
+    prefixes = torch.zeros(1, first - 1, dtype=torch.int32)
+    # A known level may be none that a layer's gradient shows.
+    if not all(len(block.seen) for block in blocks):
+        return prefixes.new_zeros(0, len(blocks))
+    for count in range(first, len(blocks) + 1):
         test = _Test.of(span, blocks[:count])
         kept = []
         total = 0
@@ -237,8 +242,9 @@ class _Test:
 
 
 def prior_rows(row: SentRow, domain: TableDomain) -> Tensor:
-    """(count, n) the prior-only baseline, repeated."""
-    return domain.blind(public_images(row.observation)).double().cpu().repeat(row.count, 1)
+    """(count, n) the prior-only baseline, repeated, with the known parts."""
+    rows = domain.blind(public_images(row.observation)).double().cpu().repeat(row.count, 1)
+    return rows if row.known is None else row.known.filled(rows)
 
 
 def decoded(
@@ -253,43 +259,64 @@ def decoded(
     # Refuses optimizers whose update is no sum of gradients.
     summed_task(row.observation)
     span, bias = layer_span(row, seen.name)
-    seen = seen if bias else seen.unbiased()
+    views, members = _groups(row, seen if bias else seen.unbiased())
+    coefficients = views[0].coefficients
     if not span.rank:
         reason = f"no singular value of the layer's gradient stands out: {CAUSES}"
         return Answer(blind, reason)
-    if span.rank > seen.coefficients:
+    if span.rank > coefficients:
         raise NotApplicable(
-            f"the gradient has rank {span.rank}, and categories fix at most {seen.coefficients} of "
+            f"the gradient has rank {span.rank}, and categories fix at most {coefficients} of "
             "as many coefficients: any combination of them lies in the span"
         )
     try:
-        chosen = decode(span, seen.levels, prefixes)
+        chosen = [decode(span, view.levels, prefixes) for view in views]
     except Crowded:
         return Answer(blind, f"over {prefixes} prefixes lie in the span of {span.rank} rows")
-    if not len(chosen):
+    if not any(map(len, chosen)):
         return Answer(blind, f"no row of the table lies in the gradient's span: {CAUSES}")
 
-    def rows(some: Tensor) -> Survivors:
-        return Survivors.of(row, seen, span, some)
+    def rows(options: Iterable[tuple[int, Tensor]]) -> Survivors:
+        return Survivors.of(row, span, [(views[k], some, k) for k, some in options])
 
     def split(
-        some: Tensor,
+        each: Sequence[Tensor],
         keep: Callable[[Survivors], Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
-        return some[kept], some[~kept]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        kept = [
+            torch.cat([keep(rows([(k, part)])) for part in torch.split(some, AT_ONCE * 64)])
+            for k, some in enumerate(each)
+        ]
+        pairs = [(some[at], some[~at]) for some, at in zip(each, kept, strict=True)]
+        return [inside for inside, _ in pairs], [outside for _, outside in pairs]
 
     # This test is free; the next ones run the model.
     valid, others = split(chosen, Survivors.valid)
     passed, failed = split(valid, Survivors.passed)
-    tried = len(valid)
+    tried = sum(map(len, valid))
     # Rows with odd numbers may be real, and are needed to fill the span.
-    if rows(passed).dependent():
-        tried = len(chosen)
+    if rows(enumerate(passed)).dependent():
+        tried = sum(map(len, chosen))
         more, others = split(others, Survivors.passed)
-        passed = torch.cat([passed, more])
-    candidates = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
-    return rows(candidates).answer(len(passed), tried, blind)
+        passed = [torch.cat(pair) for pair in zip(passed, more, strict=True)]
+    sure = sum(map(len, passed))
+    room = max(0, AT_ONCE * 64 // len(views) - sure)
+    rest = [torch.cat(pair)[:room] for pair in zip(failed, others, strict=True)]
+    survivors = rows([*enumerate(passed), *enumerate(rest)])
+    return survivors.answer(sure, tried, blind, members)
+
+
+def _groups(row: SentRow, seen: LayerView) -> tuple[list[LayerView], list[Tensor]]:
+    """The examples of a row of the update by their known parts: the layer with these parts given,
+    and the numbers (k,) of the examples. Without known parts all are one group.
+    """
+    known = row.known
+    if known is None:
+        return [seen], [torch.arange(row.count)]
+    whole = known.filled(torch.zeros(row.count, *seen.domain.shape))
+    group = torch.unique(whole, dim=0, return_inverse=True)[1]
+    members = [(group == k).nonzero()[:, 0] for k in range(int(group.max()) + 1)]
+    return [seen.given(whole[some[0]], known.mask) for some in members], members
 
 
 def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
@@ -363,7 +390,8 @@ class Survivors:
     """Rows (K, n) of the table inside a span, and what is known of each.
 
     `weights` (K, r) are their combinations of the span's rows, and `points` (K, r) the rows in
-    orthonormal coordinates. `determined` says that no other combinations exist.
+    orthonormal coordinates. `group` (K,) numbers the known parts that each has. `determined` says
+    that no other combinations exist.
     """
 
     row: SentRow
@@ -372,23 +400,39 @@ class Survivors:
     rows: Tensor
     weights: Tensor
     points: Tensor
+    group: Tensor
     determined: bool
 
     @staticmethod
     def of(
         row: SentRow,
-        seen: LayerView,
         span: Span,
-        chosen: Tensor,
+        options: Sequence[tuple[LayerView, Tensor, int]],
     ) -> Survivors:
-        projected = span.on(torch.cat([block.places for block in seen.levels]))
-        values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
-        weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
-        rows = seen.rows(chosen, weights @ span.scaled)
-        points = weights * span.sizes
-        # As many directions as the span has: then the categories fix every coefficient.
-        determined = projected.rank == span.rank
-        return Survivors(row, seen, span, rows, weights, points, determined)
+        """The rows with chosen options (K, len(levels)) of a layer, in groups by number."""
+        rows = []
+        weights = []
+        determined = True
+        for seen, chosen, _ in options:
+            projected = span.on(torch.cat([block.places for block in seen.levels]))
+            values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
+            back = projected.basis / projected.sizes
+            weights.append(torch.cat(values, 1) @ back @ projected.left.T)
+            rows.append(seen.rows(chosen, weights[-1] @ span.scaled))
+            # As many directions as the span has: then the categories fix every coefficient.
+            determined &= projected.rank == span.rank
+        group = [torch.full((len(chosen),), k) for _, chosen, k in options]
+        combined = torch.cat(weights)
+        return Survivors(
+            row,
+            options[0][0],
+            span,
+            torch.cat(rows),
+            combined,
+            combined * span.sizes,
+            torch.cat(group),
+            determined,
+        )
 
     def passed(self) -> Tensor:
         """(K,) whether rows pass both tests; all of them where numbers are not determined."""
@@ -408,26 +452,28 @@ class Survivors:
         sure: int,
         tried: int,
         blind: Tensor,
+        members: Sequence[Tensor] | None = None,
     ) -> Answer:
         """Rows for all examples: of the first `sure`, which passed the tests among `tried`, then of
-        the others, repeats, baselines.
+        the others, repeats, baselines. Examples `members` (k,) of a group get rows of the group.
         """
         rank = self.span.rank
         count = self.row.count
         every = torch.arange(len(self.rows))
-        order = self._order(every[:sure])
-        first, basis = independent(self.points[order], rank, LIKE)
-        kept = order[first]
+        members = [torch.arange(count)] if members is None else members
+        kept, basis = self._kept(every[:sure], every[:0], self.points[:0], members)
         good = len(kept)
         if good < rank:
-            order = self._order(every[sure:])
-            more, basis = independent(self.points[order], rank, LIKE, basis)
-            kept = torch.cat([kept, order[more]])
+            kept, basis = self._kept(every[sure:], kept, basis, members)
         dual = torch.linalg.pinv(self.points[kept])
         column = self.span.left * self.span.sizes @ dual
-        repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
-        every_row = (self.rows[kept], self.rows[repeats[: count - rank]], blind)
-        rows = torch.cat(every_row)[:count]
+        repeats = kept[column.norm(dim=0).argsort(descending=True)]
+        rows = blind.clone()
+        for k, places in enumerate(members):
+            own = kept[self.group[kept] == k]
+            again = repeats[self.group[repeats] == k].repeat(count)[: count - rank]
+            filled = self.rows[torch.cat([own, again])][: len(places)]
+            rows[places[: len(filled)]] = filled
         sizes = self.span.sizes
         rest = torch.diag(sizes) @ (torch.eye(rank) - basis.T @ basis)
         left = float(rest.norm() / sizes.norm())
@@ -456,6 +502,27 @@ class Survivors:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
         return Answer(self.seen.domain.hard(rows), "; ".join(said) or None, left)
+
+    def _kept(
+        self,
+        at: Tensor,
+        kept: Tensor,
+        basis: Tensor,
+        members: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of linearly independent rows: those kept and more of `at`, at most as many of a
+        group as it has examples; and the basis (k, r) of them.
+        """
+        order = self._order(at)
+        # Few candidates first: the rows of other groups can be others.
+        counts = self.group[order].bincount(minlength=len(members))
+        for k in counts.argsort(stable=True).tolist():
+            mine = order[self.group[order] == k]
+            free = len(members[k]) - int((self.group[kept] == k).sum())
+            most = min(self.span.rank, len(basis) + free)
+            more, basis = independent(self.points[mine], most, LIKE, basis)
+            kept = torch.cat([kept, mine[more]])
+        return kept, basis
 
     def _blurred(self, kept: Tensor) -> list[str]:
         """The columns whose numbers the noise may move beyond their tolerance, in rows `kept`."""

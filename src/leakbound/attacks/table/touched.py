@@ -261,4 +261,4 @@ def _among(block: Block, known: dict[int, Tensor]) -> Block:
     rows = known.get(block.start)
     if rows is None or len(rows) != len(block.options):
         return block
-    return replace(block, options=block.options[rows], seen=block.seen[rows])
+    return block.among(rows)

@@ -28,7 +28,7 @@ class Block:
 
     `options` (L, width) are their values from entry `start` on; of a number, its lowest, middle and
     highest one. The coordinates `places` (d,) of a layer's input depend on them alone, and take the
-    values `seen` (L, d).
+    values `seen` (L, d). They fix at most `fixes` coefficients of a row in a span.
     """
 
     start: int
@@ -36,6 +36,23 @@ class Block:
     number: bool = False
     places: Tensor = _NONE
     seen: Tensor = _NONE
+    fixes: int = 0
+
+    def only(self, row: Tensor) -> Block:
+        """The one option that a row (n,) has, a number included; none if it has another one."""
+        held = row[self.start : self.start + self.options.shape[1]]
+        if not self.number:
+            same = (self.options == held).all(1)
+            return replace(self, options=self.options[same], seen=self.seen[same])
+        first, last = self.options[[0, -1], 0]
+        share = (held.double() - first) / (last - first)
+        seen = self.seen[0] + share * (self.seen[-1] - self.seen[0])
+        return replace(self, options=held[None], seen=seen[None], number=False)
+
+    def among(self, rows: Tensor) -> Block:
+        """Those options of several for which `rows` (L,) is True."""
+        seen = self.seen[rows]
+        return replace(self, options=self.options[rows], seen=seen, fixes=_rank(seen))
 
     def put(self, rows: Tensor, chosen: Tensor) -> None:
         """Write the chosen options (N,) into rows (N, n)."""
@@ -64,7 +81,19 @@ class LayerView:
     @property
     def coefficients(self) -> int:
         """How many coefficients of a row in the span its categories can fix."""
-        return 1 + sum(_fixed(block) for block in self.levels)
+        return 1 + sum(block.fixes for block in self.levels)
+
+    def given(self, row: Tensor, known: Tensor) -> LayerView:
+        """The same layer for rows with the known parts of a row (n,), where `known` (n,) is True.
+
+        Known parts are levels with one option each and come first; so do numbers.
+        """
+        constant, *levels = self.levels
+        blocks = [*levels, *self.numbers]
+        fixed = [block.only(row) for block in blocks if known[block.start]]
+        levels = [block for block in levels if not known[block.start]]
+        numbers = tuple(block for block in self.numbers if not known[block.start])
+        return replace(self, levels=(constant, *fixed, *levels), numbers=numbers)
 
     def unbiased(self) -> LayerView:
         """The same layer without its bias."""
@@ -168,7 +197,7 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
         if not len(places) or bent:
             return None
         expected[:, places] = values[_turn(k, part)]
-        blocks.append(replace(part, places=places, seen=values))
+        blocks.append(replace(part, places=places, seen=values, fixes=_rank(values)))
     return blocks if float((mixed - expected).abs().max()) <= same else None
 
 
@@ -188,14 +217,14 @@ def _sorted(
     constant = Block(0, torch.zeros(1, 0), False, places, whole[places][None])
     levels = [block for block in blocks if not block.number]
     # Blocks that fix much with few options prune most prefixes first.
-    levels.sort(key=lambda b: -_fixed(b) / float(torch.tensor(len(b.seen)).log()))
+    levels.sort(key=lambda b: -b.fixes / float(torch.tensor(len(b.seen)).log()))
     numbers = tuple(block for block in blocks if block.number)
     return LayerView(task, domain, name, bias, (constant, *levels), numbers)
 
 
-def _fixed(block: Block) -> int:
-    """How many coefficients of a row a block can fix."""
-    return int(torch.linalg.matrix_rank(block.seen - block.seen[0], tol=SAME))
+def _rank(values: Tensor) -> int:
+    """The number of directions in which the rows (L, d) of a matrix differ."""
+    return int(torch.linalg.matrix_rank(values - values[0], tol=SAME))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from leakbound.attacks.base import SentRow, domain_of, modules_of, seen_by
 from leakbound.attacks.blind import public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
-from leakbound.core import NotApplicable, Observation, Task, Unit
+from leakbound.core import NotApplicable, Observation, Task
 from leakbound.domains import TokenDomain
 from leakbound.engines.path import unchanging
 from leakbound.losses import named
@@ -82,13 +82,7 @@ def dictionary(
 def labels_of(row: SentRow) -> Tensor | None:
     """The labels (count, n) of the examples behind a row, if they are known and are tokens."""
     labels = row.observation.labels
-    update = row.observation.update
-    if labels is None or labels.ndim != 2:
-        return None
-    if update.unit is Unit.COHORT:
-        return labels.cpu()
-    start = sum(update.examples[: row.at])
-    return labels[start : start + row.count].cpu()
+    return None if labels is None or labels.ndim != 2 else labels[row.places].cpu()
 
 
 def shifted(task: Task) -> bool:
