@@ -20,6 +20,7 @@ from leakbound.attacks.base import (
 )
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.span import Span, Tolerance, independent
+from leakbound.attacks.table.fit import Fit
 from leakbound.attacks.table.view import (
     Block,
     LayerView,
@@ -84,6 +85,11 @@ class SpanDecoding(Attack):
     repeated rows, or rows without gradient, and repeats fill the answer. `problem` states each of
     these, and noise. If it is None, as many rows passed as the rank, which is B. That is no proof
     if the assumptions fail.
+
+    Who knows some columns searches, for each example, the rows with its known values; known numbers
+    fix coefficients as levels do. Where noise or withheld entries leave a problem, the rows are also
+    fitted to the gradient: known columns show each example's part of it. The likelier answer is
+    kept, as an estimate.
 
     Args:
         prefixes: the largest number of prefixes that the search keeps.
@@ -252,12 +258,39 @@ def decoded(
     seen: LayerView,
     prefixes: int,
 ) -> Answer:
-    """The answer for one row of the update, from the layer `seen`."""
-    blind = prior_rows(row, seen.domain)
+    """The answer for one row of the update, from the layer `seen`.
+
+    With known parts, rows that the span does not confirm are fitted to the gradient, too.
+    """
     if row.is_zero:
-        return Answer(blind, VANISHED)
+        return Answer(prior_rows(row, seen.domain), VANISHED)
     # Refuses optimizers whose update is no sum of gradients.
     summed_task(row.observation)
+    if row.known is None:
+        return _searched(row, seen, prefixes)
+    try:
+        answer = _searched(row, seen, prefixes)
+    except NotApplicable as error:
+        answer = Answer(prior_rows(row, seen.domain), error.reason)
+        fit = Fit.of(row, *_groups(row, seen))
+        if fit is None:
+            raise
+    else:
+        fit = None if answer.problem is None else Fit.of(row, *_groups(row, seen))
+    if fit is None:
+        return answer
+    fitted = fit.rows()
+    cost, left = fit.cost(fitted)
+    if cost >= fit.cost(answer.inputs)[0]:
+        return answer
+    return Answer(
+        fitted, f"rows are estimates that the known columns allow ({answer.problem})", left
+    )
+
+
+def _searched(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
+    """The answer for one row of the update, from the span of a layer's gradient."""
+    blind = prior_rows(row, seen.domain)
     span, bias = layer_span(row, seen.name)
     views, members = _groups(row, seen if bias else seen.unbiased())
     coefficients = views[0].coefficients
