@@ -86,10 +86,9 @@ class SpanDecoding(Attack):
     these, and noise. If it is None, as many rows passed as the rank, which is B. That is no proof
     if the assumptions fail.
 
-    Who knows some columns searches, for each example, the rows with its known values; known numbers
-    fix coefficients as levels do. Where noise or withheld entries leave a problem, the rows are also
-    fitted to the gradient: known columns show each example's part of it. The likelier answer is
-    kept, as an estimate.
+    Who knows some columns searches, for each example, the rows with its known values. Known numbers
+    fix coefficients, too. If noise or withheld entries leave a problem, rows are also fitted to the
+    gradient, of which known columns show each example's part. The likelier answer is an estimate.
 
     Args:
         prefixes: the largest number of prefixes that the search keeps.

@@ -31,7 +31,7 @@ number, in units of its range; relative variance of a coordinate that does not v
 
 
 @dataclass(frozen=True, eq=False)
-class Prior:
+class PublicShares:
     """What rows may add to a layer's input in their free parts, and how likely it is without an
     update.
 
@@ -58,7 +58,7 @@ class Prior:
         seen: LayerView,
         width: int,
         public: Tensor | None,
-    ) -> Prior:
+    ) -> PublicShares:
         """The prior of public rows (n, *S) for a layer that gets `width` numbers, a bias's one
         included; without any, even shares.
         """
@@ -89,7 +89,7 @@ class Prior:
             low[block.places] = block.seen[0]
         typical = torch.tensor([_typical(block, public) for block in numbers], dtype=torch.float64)
         middle, spread = typical.reshape(-1, 2).T
-        return Prior(
+        return PublicShares(
             levels,
             numbers,
             options,
@@ -196,7 +196,7 @@ class Fit:
     gradient: Tensor
     precision: Tensor
     fixed: Tensor
-    prior: Prior
+    prior: PublicShares
 
     @staticmethod
     def of(
@@ -223,7 +223,7 @@ class Fit:
             for block in view.levels:
                 if len(block.seen) == 1:
                     fixed[some[:, None], block.places] = block.seen[0]
-        prior = Prior.of(
+        prior = PublicShares.of(
             views[0],
             width,
             public_images(row.observation),
