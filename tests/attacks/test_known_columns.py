@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from leakbound.attacks import SpanDecoding
 from leakbound.attacks.base import SentRow
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.table.decoding import Survivors, decode, rows_span
-from leakbound.attacks.table.fit import Fit
+from leakbound.attacks.table.fit import Fit, _inverse
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, ThreatModel, Unit
@@ -163,6 +164,16 @@ def test_known_columns_show_the_others_where_entries_are_withheld(german):
     assert knowing > 80
 
 
+def fitted(observation, domain):
+    """The fit of one client's rows, each with its own known parts."""
+    task = observation.task
+    count = observation.examples
+    whole = observation.known.filled(torch.zeros(count, *domain.shape))
+    views = [view(task, domain).given(one, observation.known.mask) for one in whole]
+    members = torch.arange(count).split(1)
+    return Fit.of(SentRow(observation, task, 0, count), views, members)
+
+
 def test_the_cost_is_the_density_of_the_gradient_and_of_public_rows(german):
     names = ",".join(column.name for column in german.domain.columns[:KNOWN])
     rows = german.inputs[:3]
@@ -170,10 +181,7 @@ def test_the_cost_is_the_density_of_the_gradient_and_of_public_rows(german):
     observation = seen(german.domain, rows, names, GaussianNoise(0.01), public)
     task = observation.task
     own = view(task, german.domain)
-    row = SentRow(observation, task, 0, 3)
-    fit = Fit.of(
-        row, [own.given(one, observation.known.mask) for one in rows], torch.arange(3).split(1)
-    )
+    fit = fitted(observation, german.domain)
     variance = 0.01**2
     layer = joint(task, own.name, observation.update.rows[0]).numpy()
     scale = float((layer**2).mean())
@@ -220,3 +228,14 @@ def test_known_values_follow_the_rows_of_an_update(unit, at, places):
     observation = SimpleNamespace(update=update, known=KnownValues(parts, values))
     row = SentRow(observation, None, at, len(places))
     assert torch.equal(row.known.values, values[places])
+
+
+def test_equal_rows_leave_a_fit_that_is_finite(german):
+    names = ",".join(column.name for column in german.domain.columns[:KNOWN])
+    rows = german.inputs[[0, 0, 0, 1, 2, 3, 4, 5]]
+    for defense in (NoDefense(), MagnitudePruning(0.5), MagnitudePruning(0.1)):
+        fit = fitted(seen(german.domain, rows, names, defense), german.domain)
+        assert fit.rows().isfinite().all()
+        assert math.isfinite(fit.cost(rows.double())[0])
+    # Rounding may lose a prior beside a much larger precision.
+    assert _inverse(torch.full((1, 3, 3), 1e14, dtype=torch.float64)).isfinite().all()

@@ -26,7 +26,7 @@ LEAST = 1e-2
 TINY = 1e-12
 """Steps in which the assumed noise falls to the true one, and steps after that; the largest number
 of second moments; relative rounding of a gradient, in units of its type's; smallest spread of a
-number, in units of its range; relative variance of a coordinate that does not vary.
+number, in units of its range; relative size that is rounding.
 """
 
 
@@ -272,7 +272,7 @@ class Fit:
             curve, pull = self._moments(belief, self.precision * cold)
             wide = curve[free] + torch.diag_embed(sure[:, None].expand(-1, count))
             along = pull[free] + (sure * mean[free])[:, None]
-            blur = torch.linalg.inv(wide)
+            blur = _inverse(wide)
             belief.inputs[:, free] = (blur @ along[:, :, None])[:, :, 0].T
             belief.blur[:, free] = blur.diagonal(dim1=1, dim2=2).T
         return belief
@@ -349,7 +349,7 @@ class Fit:
             inputs,
         )
         square += torch.diag_embed(precision @ blur.T + 1 / scale[:, None])
-        spread = torch.linalg.inv(square)
+        spread = _inverse(square)
         delta = torch.einsum(
             "ubc,cj,uj->ub",
             spread,
@@ -447,3 +447,11 @@ def _layer(
         rest = torch.linalg.svdvals(gradient)[row.count :]
         variance += rest.square().sum() / max(1, len(rest) * (max(gradient.shape) - row.count))
     return gradient, variance, sent
+
+
+def _inverse(matrices: Tensor) -> Tensor:
+    """The inverses of positive definite matrices (N, k, k), as far as rounding leaves them so."""
+    largest = matrices.diagonal(dim1=1, dim2=2).amax(1)
+    # Rows with equal inputs, and a precision far above that of the prior.
+    jitter = TINY * largest[:, None].expand(-1, matrices.shape[1])
+    return torch.linalg.inv(matrices + torch.diag_embed(jitter))
