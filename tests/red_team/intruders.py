@@ -45,12 +45,14 @@ class Population:
 
     Attributes:
         copies: (N,) how many equal examples the person has in the update.
+        labels: (N,) if intruders know them; None if they do not.
     """
 
     name: str
     examples: Tensor
     criterion: Criterion
     copies: Array
+    labels: Array | None = None
 
     @property
     def flat(self) -> Array:
@@ -112,6 +114,8 @@ def attacked(own: Population, noise: float, draw: Generator) -> int:
     """How many of TRIALS random people the better of the two intruders reconstructs."""
     criterion = own.criterion
     values = criterion.known.values(own.examples).flatten(1).double().numpy()
+    if own.labels is not None:
+        values = np.column_stack([values, own.labels])
     group = np.unique(values, axis=0, return_inverse=True)[1].reshape(-1)
     rest = criterion.counted(own.examples)
     victims = draw.integers(0, len(rest), TRIALS)
