@@ -19,8 +19,9 @@ from torch import Tensor
 
 from leakbound import data
 from leakbound._util.codewords import covering
-from leakbound.assess.attackers import with_known_parts
+from leakbound.assess.attackers import Intruder, rows_of, with_known_parts
 from leakbound.assess.criterion import Criterion, distance_of
+from leakbound.assess.record import AttackerRow
 from leakbound.bounds.counting import PublicSample
 from leakbound.domains import Column, TableDomain
 from leakbound.risk.corridor import TrainingSetting, success_bound
@@ -60,26 +61,41 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What is stated, and what intruders reach in TRIALS attacks.
+class Reached:
+    """What intruders reach in TRIALS attacks.
 
     Attributes:
-        limit, stranger: upper limits for the intruder, and for who knows no part.
         hits: of the better intruder.
+        prior: the probability of the best answers without the update, exactly.
     """
 
-    name: str
-    known: str
-    noise: float
-    limit: float
-    stranger: float
     hits: int
+    prior: float
 
     def exceeds(self, limit: float) -> bool:
-        """Whether intruders are above it for certain."""
+        """Whether intruders are above a limit for certain."""
         if self.hits == 0:
             return False
         return bool(stats.beta.ppf(LEVEL, self.hits, TRIALS - self.hits + 1) > limit)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The rows of stranger, intruder and anyone, and the attack on them."""
+
+    name: str
+    noise: float
+    stranger: AttackerRow
+    intruder: AttackerRow
+    anyone: AttackerRow
+    reached: Reached
+
+    @property
+    def beaten(self) -> bool:
+        """Whether intruders reach more than is stated of them, or gain more."""
+        reached = self.reached
+        gains = (reached.prior + row.gain for row in (self.intruder, self.anyone))
+        return any(reached.exceeds(limit) for limit in (self.intruder.bound, *gains))
 
 
 def stated(
@@ -99,18 +115,12 @@ def stated(
     )
     most = int(own.copies.max()) if people is None else people
     lift = partial(success_bound, TrainingSetting(noise, dim=sample.dim, people=most))
-    intruder = with_known_parts(sample, criterion.known)
-    return Statement(
-        own.name,
-        criterion.known.text,
-        noise,
-        limit=float(intruder.success_bound(lift, criterion.level)[0][0]),
-        stranger=float(sample.success_bound(lift, criterion.of_stranger.level)[0][0]),
-        hits=attacked(own, noise, draw),
-    )
+    knows = Intruder(criterion, with_known_parts(sample, criterion.known), None)
+    rows = rows_of(lift, criterion.of_stranger, sample, knows)
+    return Statement(own.name, noise, *rows, attacked(own, noise, draw))
 
 
-def attacked(own: Population, noise: float, draw: Generator) -> int:
+def attacked(own: Population, noise: float, draw: Generator) -> Reached:
     """How many of TRIALS random people the better of the two intruders reconstructs."""
     criterion = own.criterion
     values = criterion.known.values(own.examples).flatten(1).double().numpy()
@@ -120,16 +130,18 @@ def attacked(own: Population, noise: float, draw: Generator) -> int:
     rest = criterion.counted(own.examples)
     victims = draw.integers(0, len(rest), TRIALS)
     hits = np.zeros(len(ATTACKS), int)
-    for one in np.unique(group[victims]):
+    without = 0
+    for one in np.unique(group):
         members = np.flatnonzero(group == one)
+        some = rest[torch.from_numpy(members)]
+        near = (criterion.domain.distances(some, some) <= criterion.within).numpy()
+        without += near.sum(1).max()
         true = np.searchsorted(members, victims[group[victims] == one])
         if len(members) == 1:
             hits += len(true)
-            continue
-        some = rest[torch.from_numpy(members)]
-        near = (criterion.domain.distances(some, some) <= criterion.within).numpy()
-        hits += [attack(near, own.copies[members], true, noise, draw) for attack in ATTACKS]
-    return int(hits.max())
+        elif len(true):
+            hits += [attack(near, own.copies[members], true, noise, draw) for attack in ATTACKS]
+    return Reached(int(hits.max()), float(without) / len(rest))
 
 
 def by_gradient(near: Array, copies: Array, true: Array, noise: float, draw: Generator) -> int:
@@ -194,7 +206,7 @@ def some_columns(draw: Generator) -> Population:
         rows = coarse(domain, rows)
     names = [column.name for column in domain.columns]
     known = draw.choice(names, draw.integers(1, few_or_many(len(names), draw)), replace=False)
-    share = float(draw.choice([0.6, 0.9]))
+    share = float(draw.choice([0.4, 0.6, 0.9], p=[0.2, 0.4, 0.4]))
     criterion = Criterion.of(domain, share=share, known=",".join(known))
     return Population(name, rows, criterion, np.ones(len(rows), int))
 

