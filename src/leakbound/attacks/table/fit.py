@@ -23,10 +23,12 @@ SETTLING = 10
 MOST = 1 << 25
 ROUNDING = 10.0
 LEAST = 1e-2
+FAINT = 1e-2
 TINY = 1e-12
 """Steps in which the assumed noise falls to the true one, and steps after that; the largest number
 of second moments; relative rounding of a gradient, in units of its type's; smallest spread of a
-number, in units of its range; relative size that is rounding.
+number, in units of its range; least share of a gradient's size
+that is no noise; relative size that is rounding.
 """
 
 
@@ -306,8 +308,12 @@ class Fit:
         return self._whole(options, places)
 
     def _scale(self) -> Tensor:
-        """(units,) a variance of D that explains the gradient's size, before units differ."""
-        return self.gradient.square().mean().expand(len(self.gradient))
+        """(units,) a variance of D that explains the size of the gradient beyond its noise, before
+        units differ.
+        """
+        size = self.gradient.square().mean()
+        noise = self.precision[self.precision > 0].reciprocal().mean()
+        return torch.maximum(size - noise, size * FAINT).expand(len(self.gradient))
 
     def _moments(
         self,
