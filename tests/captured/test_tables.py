@@ -136,8 +136,15 @@ def test_known_columns_are_put_in_and_do_not_count(table, tmp_path, capsys):
     (record,) = records(tmp_path / "two")
     assert record.scores == (100.0,) * 4
     assert {column.name for column in record.columns} == {"weight", "blood", "smoker"}
-    # The public rows hold the victims: who knows age and city finds the rest there.
-    assert record.verdict == "undecided (guessable)"
+    # Of victims among the public rows, who knows age and city finds the rest there.
+    assert 0 < sum(record.matched) < 4
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    (tmp_path / "p.csv").write_text("\n".join([lines[0], *lines[6:]]) + "\n")
+    others = ["--truth", "truth.csv", "--public", "table:p.csv", "--known", "age,city"]
+    assert attack(*others, "--attack", "span_decoding", "--out", "three") == EXPOSED_CODE
+    (record,) = records(tmp_path / "three")
+    assert record.verdict == "exposed"
+    assert (record.matched, record.chance.replays) == ((True,) * 4, 9)
     capsys.readouterr()
     assert attack("--known", "age,city") == 2
     assert "--known-values FILE" in capsys.readouterr().err

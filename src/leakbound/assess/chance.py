@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -34,7 +35,15 @@ of as many as leave twice FEWEST examples in each.
 """
 CLOSER = 10.0
 """How many times less error than any fixed guess a match has that needs no test: 10 dB."""
+REPLAYS = 9
+PERMUTATIONS = 9999
+TIE = 1e-9
+"""Trainings on other unknown parts, random orders of their answers, and up to what sums are equal.
+"""
 Score = tuple[float, float, float]
+Replay = Callable[[Tensor, int], Tensor]
+"""From other inputs (B, *S) of the clients, and a number that names the draws, to the candidates
+(N, *S) of the same attack on what the clients would have sent."""
 
 
 def halves(public: Batch | None) -> tuple[Batch | None, Batch | None]:
@@ -104,7 +113,7 @@ def chance(
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
     If the attacker has parts of the examples, decoys must have the same parts, too. With fewer than
-    FEWEST such decoys there is no p-value.
+    FEWEST such decoys there is no p-value; `replayed` may have one.
 
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
@@ -131,6 +140,73 @@ def chance(
     # The p-value of Besag and Clifford if drawing stopped early, otherwise the usual one.
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
     return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
+
+
+def replayed(
+    criterion: Criterion,
+    truth: Batch,
+    candidates: Tensor,
+    decoys: Batch,
+    replay: Replay,
+) -> Chance:
+    """A permutation test of candidates (N, *S) for who has so much that few decoys have the same.
+
+    The clients train again, REPLAYS times, on the same known parts and labels with unknown parts of
+    decoys, and the attack answers each time. If what they send says nothing of the unknown parts,
+    the answers are exchangeable, whatever the decoys are like: each fits its own training no better
+    than another one. The statistic is (examples that meet the criterion, distances in total) over
+    all trainings, under random permutations of the answers. It proves that the attack reads unknown
+    parts; the answer to the victims' update must also fit them better than every other answer does.
+
+    Source: this project; exchangeability.
+    """
+    known = criterion.known
+    assert known is not None
+    source = stream(0, "replays")
+    values = known.values(truth.inputs)
+    # Each part once: answers to trainings on equal parts tell nothing.
+    others = torch.unique(known.unknown(decoys.inputs.to(truth.inputs)), dim=0)
+    truths = [truth.inputs]
+    answers = [candidates]
+    for number in range(REPLAYS):
+        drawn = (uniform((truth.size,), source) * len(others)).long()
+        truths.append(known.joined(values, others[drawn.to(others.device)]))
+        answers.append(replay(truths[-1], number))
+    matches, totals = _fits(criterion, truths, answers)
+    runs = np.arange(len(truths))
+    # Distances decide between equal numbers of matches: in total they are less than one match.
+    fits = matches - totals / (1 + len(runs) * totals.max())
+    p_value = 1.0
+    if (fits[0, 1:] < fits[0, 0]).all():
+        orders = uniform((PERMUTATIONS, len(runs)), source).argsort(1).numpy()
+        as_good = fits[runs, orders].sum(1) >= fits.trace() - TIE
+        p_value = (1 + int(as_good.sum())) / (1 + PERMUTATIONS)
+    return Chance(p_value=p_value, decoys=0, replays=REPLAYS, level=LEVEL)
+
+
+def _fits(
+    criterion: Criterion,
+    truths: Sequence[Tensor],
+    answers: Sequence[Tensor],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(R, R) matches and (R, R) distances in total, of each answer with each truth."""
+    domain = criterion.domain
+    true = criterion.counted(torch.cat([each.cpu() for each in truths]))
+    candidates = criterion.counted(torch.cat([each.cpu() for each in answers]))
+    distance = domain.distances(true, candidates).numpy()
+    cost = domain.costs(true, candidates).numpy()
+    size = len(truths[0])
+    places = np.split(np.arange(len(candidates)), np.cumsum([len(each) for each in answers])[:-1])
+    matches = np.empty((len(truths), len(answers)))
+    totals = np.empty_like(matches)
+    for row in range(len(truths)):
+        some = np.arange(row * size, (row + 1) * size)
+        for column, these in enumerate(places):
+            pairs = assigned(cost[np.ix_(some, these)])
+            paired = distance[some, these[pairs]]
+            matches[row, column] = (paired <= criterion.within).sum()
+            totals[row, column] = paired.sum()
+    return matches, totals
 
 
 def _as_good(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import OUTSIDE, Proof, certificate
+from leakbound.assess.chance import Replay
 from leakbound.assess.facts import facts_of
 from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.assess.measure import Measured, measure, objective_of, shown
@@ -73,6 +74,8 @@ class Evidence:
         decay: the weight decay that was subtracted from the update.
         facts: what the update shows without an attack.
         unbounded: why no bound holds for this update, whatever the release says.
+        replay: attacks what the clients would have sent of other examples; None if it cannot, or
+            takes long.
     """
 
     record: Assessment
@@ -88,6 +91,7 @@ class Evidence:
     decay: str | None = None
     facts: tuple[Fact, ...] = ()
     unbounded: str | None = None
+    replay: Replay | None = None
 
 
 class Contradiction(RuntimeError):
@@ -124,6 +128,7 @@ def judge(
             decoys=evidence.decoys,
             proved=proof.certificate is not None,
             once=release.of_public,
+            replay=evidence.replay,
         )
         proof = _confirmed(proof, measured, release)
     facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)

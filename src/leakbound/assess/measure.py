@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leakbound import metrics
-from leakbound.assess.chance import chance, unlike_any_guess
+from leakbound.assess.chance import Replay, chance, replayed, unlike_any_guess
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.imputers import completions
 from leakbound.assess.record import (
@@ -65,6 +65,7 @@ def measure(
     decoys: Batch | None = None,
     proved: bool = False,
     once: Once[Tensor] = lambda key, make: make(),
+    replay: Replay | None = None,
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
@@ -72,7 +73,7 @@ def measure(
     counts only if chance does not explain it, or if the update proves the answer (`proved`).
     `decoys` are examples drawn like the truth that the attack never saw. Of what the attacker has
     from elsewhere nothing counts, and the baseline completes the rest from it; `once` keeps such
-    completions of the public examples.
+    completions of the public examples. If few decoys have the same parts, the attack may `replay`.
     """
     domain = criterion.domain
     part = criterion.counted
@@ -94,6 +95,11 @@ def measure(
     met = criterion.met(truth.inputs, paired.inputs, baseline)
     test = chance(criterion, truth, answer.inputs, decoys)
     # A proof needs no test: it holds whatever other examples look like.
+    if test.p_value is None and criterion.known is not None and replay and decoys and not proved:
+        # Without a match there is nothing to test, but it counts among the tries of a setting.
+        test = msgspec.structs.replace(test, p_value=1.0)
+        if any(met):
+            test = replayed(criterion, truth, answer.inputs, decoys, replay)
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(criterion, paired, baseline, public, decoys, once)

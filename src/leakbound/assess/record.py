@@ -392,7 +392,7 @@ class Features(RecordPart, frozen=True, kw_only=True):
 
 
 class Chance(RecordPart, frozen=True, kw_only=True):
-    """A permutation test of whether matches are chance: the victims against decoys.
+    """A permutation test of whether matches are chance: the victims against decoys, or replays.
 
     Attributes:
         p_value: probability of matches at least as good if the candidates ignore the victims. None:
@@ -400,6 +400,8 @@ class Chance(RecordPart, frozen=True, kw_only=True):
         decoys: number of examples that the attack never saw, drawn like the victims, and with the
             same labels.
         level: an attack counts only if `p_value` is at most this.
+        replays: number of trainings on other unknown parts that were attacked, too, and compared
+            instead, for who has so much of the examples that few decoys have the same.
         closer: without a test, whether a match is ten times closer than any guess without the
             update comes to any example; it counts then.
     """
@@ -407,7 +409,15 @@ class Chance(RecordPart, frozen=True, kw_only=True):
     p_value: Probability | None
     decoys: Count
     level: Probability
+    replays: Count = 0
     closer: bool = False
+
+    @property
+    def against(self) -> str:
+        """What the matches are compared with."""
+        if self.replays:
+            return f"{self.replays} trainings on other unknown parts"
+        return f"{self.decoys} example{'s' * (self.decoys != 1)} that the attack never saw"
 
     @property
     def excluded(self) -> bool:

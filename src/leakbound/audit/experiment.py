@@ -19,14 +19,16 @@ from leakbound._util.formats import format_number
 from leakbound._util.groups import grouped
 from leakbound._util.text import plain
 from leakbound.assess import record as records
+from leakbound.assess.chance import Replay
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.header import defense_info, defense_name, threat_info
 from leakbound.assess.judge import OWN_TRAINING, Evidence, RiskSettings, judge
 from leakbound.assess.measure import release_of, utility_of
 from leakbound.assess.released import Released
+from leakbound.attacks.base import Attack
 from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.attacks.knowing import with_known
-from leakbound.attacks.pace import noted
+from leakbound.attacks.pace import noted, planned
 from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
 from leakbound.audit.context import (
@@ -234,8 +236,20 @@ def play_round(
     """The round behind an experiment; without `planted`, of the model that no attack changed."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
+    return _round_of(unit, context, clients, planted=planted)
+
+
+def _round_of(
+    unit: plans.Experiment,
+    context: PlanContext,
+    clients: Sequence[Batch],
+    *draws: str | int,
+    planted: bool = True,
+) -> Round:
+    """The round of these clients; `draws` name the noise, which differs between replays."""
+    defense = plans.build_defense(unit.defense)
     # One source for each client, and the last one for links on their sum.
-    sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
+    sources = [stream(unit.seed, *draws, "defense", i) for i in range(len(clients) + 1)]
     return attacked_round(
         context.task(unit.model, unit.seed),
         clients,
@@ -363,6 +377,9 @@ def _judge(
         truth=played.truth,
         public=context.counted,
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
+        replay=replay_of(
+            plans.build_attack(unit.attack), played, partial(_round_of, unit, context), unit.seed
+        ),
     )
     metrics: tuple[Metric, ...] = ()
     if unit.lpips_weights is not None:
@@ -375,6 +392,33 @@ def _judge(
         pictures=images,
     )
     return judged(played, evidence, settings)
+
+
+def replay_of(
+    attack: Attack,
+    played: Round,
+    round_of: Callable[..., Round],
+    seed: int,
+) -> Replay | None:
+    """How to attack what the same clients would have sent of other inputs; None if it takes steps.
+
+    `round_of` plays the round of other batches; words after them name its draws.
+    """
+    if planned(attack):
+        return None
+    cohort = played.observation.cohort
+
+    def replay(inputs: Tensor, number: int) -> Tensor:
+        parts = zip(
+            torch.split(inputs, list(cohort)),
+            torch.split(played.truth.labels, list(cohort)),
+            strict=True,
+        )
+        again = round_of([Batch(*part) for part in parts], "replay", number)
+        answer = attack(again.observation, stream(seed, "replay", number, "attack"))
+        return with_known(again.observation, answer).inputs
+
+    return replay
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:

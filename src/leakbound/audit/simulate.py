@@ -176,13 +176,13 @@ def simulate(
         public=public,
         domain=domain,
     )
-    # One source for each client, and the last one for links on their sum.
-    sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
-    with one_thread():
-        check_outputs(task, clients[0])
-        played = attacked_round(
+
+    def round_of(batches: Sequence[Batch], *draws: str | int) -> Round:
+        # One source for each client, and the last one for links on their sum.
+        sources = [stream(seed, *draws, "defense", i) for i in range(len(clients) + 1)]
+        return attacked_round(
             task,
-            clients,
+            batches,
             built,
             sources,
             number=round,
@@ -190,6 +190,10 @@ def simulate(
             attack=built_attack,
             auxiliary=public,
         )
+
+    with one_thread():
+        check_outputs(task, clients[0])
+        played = round_of(clients)
         answer = built_attack(played.observation, stream(seed, "attack", attack_info.name))
         answer = noted(with_known(played.observation, answer))
     criterion = Criterion.of(domain, psnr=psnr, share=share, known=threat.known)
@@ -215,6 +219,7 @@ def simulate(
             truth=played.truth,
             public=public,
             decoys=decoys,
+            replay=experiment.replay_of(built_attack, played, round_of, seed),
         )
         settings = RiskSettings(ErrorBoundSpec(error_bound), RiskSpec(probability, people=people))
         record, files = experiment.judged(played, evidence, settings)

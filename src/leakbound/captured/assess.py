@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from leakbound import tensors
 from leakbound._util.text import digest
 from leakbound.assess import header as headers
 from leakbound.assess import record as records
-from leakbound.assess.chance import halves
+from leakbound.assess.chance import Replay, halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.header import attack_info, defense_info, model_info
 from leakbound.assess.judge import Evidence, RiskSettings, judge_given
@@ -22,6 +24,8 @@ from leakbound.assess.measure import release_of
 from leakbound.assess.released import Released
 from leakbound.assess.success import RiskSpec
 from leakbound.attacks.base import Attack, expected_rows, seen_task
+from leakbound.attacks.knowing import with_known
+from leakbound.attacks.pace import planned
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
@@ -33,6 +37,7 @@ from leakbound.data.table import SUFFIXES, read_columns
 from leakbound.domains import Domain, TableDomain, has_neighbors
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named, next_labels
+from leakbound.randomness import stream
 
 PART = 1 << 22
 """Entries of an update that are compared in double precision at a time."""
@@ -305,6 +310,7 @@ def judged(
         decay=inferred.decay,
         facts=inferred.facts,
         unbounded=unbounded,
+        replay=_replay(case, attack),
     )
     settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
     record, files, doubt = judge_given(evidence, settings)
@@ -326,6 +332,29 @@ def judged(
         release=release_of(seen.update, {}, noise_share=noise),
         capture=replace(capture, explained=share),
     ), files
+
+
+def _replay(case: Case, attack: Attack) -> Replay | None:
+    """How to attack what the client would have sent of other inputs; None if nobody knows.
+
+    A declared defense may not be all that changed the update, and a search would take long.
+    """
+    truth = case.truth
+    if truth is None or case.inferred.declared.links or planned(attack):
+        return None
+    seen = case.inferred.observation
+    labels = truth.labels
+
+    def replay(inputs: Tensor, number: int) -> Tensor:
+        rows = expected_rows(seen, seen_task(seen), inputs, labels).detach()
+        if seen.update.mask is not None:
+            rows = rows * seen.update.mask
+        update = dataclasses.replace(seen.update, rows=rows.reshape_as(seen.update.rows))
+        again = dataclasses.replace(seen, update=update)
+        answer = attack(again, stream(case.at, "replay", number))
+        return with_known(again, answer).inputs
+
+    return replay
 
 
 class PublicExamples:

@@ -74,8 +74,8 @@ def _by_chance(assessment: Assessment, best: float | None) -> str:
     if test.excluded:
         return ": a guess without the update is as close"
     return (
-        f": that may be chance (p = {test.p_value:.2g} against {test.decoys} examples that the "
-        f"attack never saw; {test.level:g} or less counts)"
+        f": that may be chance (p = {test.p_value:.2g} against {test.against}; "
+        f"{test.level:g} or less counts)"
     )
 
 
