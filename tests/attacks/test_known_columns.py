@@ -12,14 +12,24 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 from leakbound import data
-from leakbound.attacks import SpanDecoding
+from leakbound.attacks import SpanDecoding, TabLeak
 from leakbound.attacks.base import SentRow
 from leakbound.attacks.knowing import with_known
+from leakbound.attacks.matching.rows import _aligned
 from leakbound.attacks.table.decoding import Survivors, decode, rows_span
 from leakbound.attacks.table.fit import Fit, _inverse
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
-from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, ThreatModel, Unit
+from leakbound.core import (
+    Batch,
+    LocalPlan,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Task,
+    ThreatModel,
+    Unit,
+)
 from leakbound.defenses import GaussianNoise, MagnitudePruning, NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.known import KnownValues, known_parts
@@ -239,3 +249,34 @@ def test_equal_rows_leave_a_fit_that_is_finite(german):
         assert math.isfinite(fit.cost(rows.double())[0])
     # Rounding may lose a prior beside a much larger precision.
     assert _inverse(torch.full((1, 3, 3), 1e14, dtype=torch.float64)).isfinite().all()
+
+
+def test_searches_of_mixed_rows_hold_known_columns():
+    domain = table((4, 3, 3, 5), numbers=2)
+    parts = known_parts(domain, "c0,c2,n0")
+    attack = TabLeak(steps=40, restarts=2)
+    rights = torch.zeros(2)
+    for seed in range(4):
+        rows = drawn(domain, 5, seed)
+        observation = seen(domain, rows, "c0,c2,n0")
+        answer = attack(observation, stream(seed, "attack"))
+        assert torch.allclose(parts.values(answer.inputs), parts.values(rows), atol=1e-6)
+        blind = replace(observation, known=None)
+        filled = with_known(observation, attack(blind, stream(seed, "attack")))
+        for k, one in enumerate((answer, filled)):
+            score = parts.rest.score(parts.unknown(rows), parts.unknown(one.inputs))
+            rights[k] += score.mean() / 4
+    assert rights[0] > rights[1] + 5
+
+
+def test_searches_with_known_columns_pool_rows_in_their_order():
+    domain = table((4, 4, 4, 4), numbers=0)
+    parts = known_parts(domain, "c0")
+    rows = drawn(domain, 2, 1)
+    rows[0, :4], rows[1, :4] = torch.eye(4)[0], torch.eye(4)[1]
+    known = KnownValues(parts, parts.values(rows))
+    # Its unknown parts are those of the other example, so pairs by distance would cross.
+    other = Reconstruction(known.filled(rows.flip(0)))
+    best = Reconstruction(rows)
+    assert torch.equal(_aligned(domain, best, other, known).inputs, other.inputs)
+    assert torch.equal(_aligned(domain, best, other, None).inputs, other.inputs.flip(0))

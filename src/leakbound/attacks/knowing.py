@@ -12,7 +12,7 @@ from leakbound.core import Observation, Reconstruction
 from leakbound.domains.known import KnownValues
 
 OTHER_LABEL = 1e9
-"""The cost of a pair whose labels differ, above any distance of known parts."""
+"""The cost of a pair whose labels or known parts differ, above any distance."""
 
 
 def with_known(observation: Observation, answer: Reconstruction) -> Reconstruction:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, domain_of, rank
+from leakbound.attacks.knowing import OTHER_LABEL
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.objective import Objective
 from leakbound.core import Observation, Reconstruction
 from leakbound.domains import TableDomain
+from leakbound.domains.known import KnownValues
 
 LOOSE = 6.0
 """Tolerances within which values of different searches count as the same row's, for pairing."""
@@ -87,7 +89,7 @@ class TabLeak(Attack):
         # All searches draw from one generator in turn, when they begin.
         answers = search.many([observation] * self.restarts, [generator] * self.restarts)
         best = min(answers, key=rank)
-        aligned = [_aligned(domain, best, one) for one in answers]
+        aligned = [_aligned(domain, best, one, observation.known) for one in answers]
         rows = torch.stack([one.inputs for one in aligned])
         pooled = replace(best, inputs=boxed(_pooled(domain, rows), observation.task))
         answer = best
@@ -106,9 +108,14 @@ def _aligned(
     domain: TableDomain,
     best: Reconstruction,
     other: Reconstruction,
+    known: KnownValues | None,
 ) -> Reconstruction:
     """Another search's rows in the order of the best one's."""
     costs = domain.distances(domain.hard(best.inputs), domain.hard(other.inputs), LOOSE)
+    if known is not None:
+        # Both searches hold the known values in their order: only equal ones may change places.
+        values = known.values.flatten(1).cpu()
+        costs += OTHER_LABEL * (values[:, None] != values).any(-1)
     order = torch.as_tensor(linear_sum_assignment(costs.numpy())[1])
     return replace(other, inputs=other.inputs[order.to(other.inputs.device)])
 
