@@ -220,6 +220,8 @@ def infer_context(
         findings.append(step)
         plan = replace(task.plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
+    if info.known is not None:
+        findings.append(Finding("known parts", info.known.parts.text, "given", True))
     certain, odd = proofs.classes(observation, spread, proofs.coarsest(capture))
     notes += filter(None, [odd])
     facts = proofs.batch_statistics(capture)

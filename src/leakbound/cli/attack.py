@@ -132,6 +132,8 @@ def _show(
     promise = of_guarantee(record.defense)
     shown = brief(command.defense or "none")
     console.print(f"defense: {shown} (guarantee: {promise})")
+    if record.threat.known:
+        console.print(f"known:   {brief(record.threat.known)}")
     if record.status != "ok":
         console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
         entry = registry.find("attack", record.attack.name)
