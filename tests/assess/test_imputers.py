@@ -36,6 +36,7 @@ def test_imputers_reach_what_the_law_allows_and_no_more():
     assert {own.imputer for own in found} == {
         "most frequent of the group",
         "nearest neighbors",
+        "nearest neighbor",
         "gradient boosting",
     }
     spread = math.sqrt(q * (1 - q) / 2000)
@@ -81,3 +82,15 @@ def test_tokens_are_completed_and_few_examples_refused():
     assert best.matched == best.total == 150
     with pytest.raises(ValueError, match="at least 40"):
         prior_of_intruder(public[:39], known_parts(TokenDomain(12, 3), "prefix:1"), 0)
+
+
+def test_whole_examples_are_completed_where_the_likeliest_parts_do_not_fit_together():
+    """Three endings, of which no two share the odd word: the commonest words are no ending."""
+    draw = torch.Generator().manual_seed(2)
+    endings = torch.tensor([[2, 1, 1], [1, 2, 1], [1, 1, 2]])
+    which = torch.randint(0, 3, (600,), generator=draw)
+    public = torch.cat([torch.zeros(600, 1, dtype=torch.int64), endings[which]], 1)
+    found = prior_of_intruder(public, known_parts(TokenDomain(3, 4), "prefix:1"), 0)
+    matched = {own.imputer: own.matched for own in found}
+    assert 60 < matched["nearest neighbor"] < 140
+    assert matched["most frequent of the group"] == matched["gradient boosting"] == 0

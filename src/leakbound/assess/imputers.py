@@ -34,6 +34,8 @@ ROUNDS = 60
 """Iterations of gradient boosting."""
 NAMED = 500
 """Most examples of a group that vote."""
+TIED = 64
+"""Most equally near examples that are compared with each other."""
 BLOCK = 64
 """Targets whose neighbors are searched at once."""
 RIDGE = 1e-3
@@ -111,6 +113,8 @@ def completions(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple
     ways: dict[str, Callable[[], NDArray[np.int64]]] = {
         "most frequent of the group": lambda: _of_group(known_codes, target_codes, codes),
         "nearest neighbors": lambda: _of_neighbors(known_codes, target_codes, codes),
+        # Parts of several examples seldom fit together where examples recur, as in texts.
+        "nearest neighbor": lambda: _of_neighbor(known_codes, target_codes, codes),
         "gradient boosting": lambda: _boosted(known_codes, target_codes, codes),
     }
     for name, donors in ways.items():
@@ -144,13 +148,29 @@ def _of_group(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
 
 def _of_neighbors(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
     """The votes of the fitted examples whose known parts are nearest."""
-    scaled, wanted = _scaled(known, targets)
+    near = [
+        np.argpartition(apart, min(NEAREST, len(known)) - 1)[:, :NEAREST]
+        for apart in _distances(known, targets)
+    ]
+    return np.array([_voted(codes, places) for places in np.concatenate(near)])
+
+
+def _of_neighbor(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
+    """The whole example whose known part is nearest; of several, the one most like the others."""
     donors = []
+    for apart in _distances(known, targets):
+        for row in apart:
+            tied = np.flatnonzero(row == row.min())[:TIED]
+            differ = np.abs(codes[tied, None] - codes[tied]) > 1
+            donors.append(tied[differ.sum((1, 2)).argmin()])
+    return np.tile(np.array(donors)[:, None], codes.shape[1])
+
+
+def _distances(known: Codes, targets: Codes) -> Iterator[Codes]:
+    """(BLOCK, N) distances of some targets from all fitted examples, one block after another."""
+    scaled, wanted = _scaled(known, targets)
     for start in range(0, len(wanted), BLOCK):
-        apart = np.abs(wanted[start : start + BLOCK, None] - scaled).clip(max=1.0).sum(-1)
-        near = np.argpartition(apart, min(NEAREST, len(scaled)) - 1)[:, :NEAREST]
-        donors += [_voted(codes, places) for places in near]
-    return np.array(donors)
+        yield np.abs(wanted[start : start + BLOCK, None] - scaled).clip(max=1.0).sum(-1)
 
 
 def _scaled(known: Codes, targets: Codes) -> tuple[Codes, Codes]:
