@@ -1,15 +1,25 @@
 """Is it this person? What the page says of matches whose numbers are made up."""
 
 import pytest
+from msgspec.structs import replace
 
 from leakbound._util.intervals import clopper_pearson
-from leakbound.assess.record import Reidentification
+from leakbound.assess.record import EXPOSED, NAMED, PROTECTED, Bound, Reidentification
+from leakbound.assess.verdict import of_configuration, verdict
 from leakbound.report import sentences, tables, write
 from leakbound.report.folder import read
 
 
 def _match(right, candidates=100, matcher="nearest", **more):
     return Reidentification(matcher=matcher, right=tuple(right), candidates=candidates, **more)
+
+
+def _protects():
+    return Bound(
+        name="probability", value=0.001, psnr=20.0, prior="public examples", covers="all",
+        rests_on_prior=False, excludes_threshold=True, on_average=False, probability=0.001,
+        accepted=0.01, basis="sample",
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -78,3 +88,31 @@ def test_what_chance_explains_is_not_said_first(summary):
 def test_matches_fit_the_examples(make_assessment):
     with pytest.raises(ValueError, match="reidentified differ in length"):
         make_assessment(psnr=[12.0], reidentified=(_match([True, False]),))
+
+
+def test_many_experiments_decide_together(make_assessment):
+    """One of twelve right is chance and stays protected; three of twelve are not."""
+
+    def experiments(hits, **more):
+        for seed in range(12):
+            found = (_match([seed < hits], matcher="nearest"), _match([False], matcher="edges"))
+            yield make_assessment(
+                psnr=[12.0], batch_size=1, seed=seed, bounds=(_protects(),), reidentified=found,
+                verdict=verdict([False], [_protects()], reidentified=found), **more,
+            )  # fmt: skip
+
+    assert of_configuration(experiments(1)) == PROTECTED
+    assert of_configuration(experiments(3)) == NAMED
+    # Two of eight in one experiment alone; forty experiments together say that it is chance.
+    eight = _match([True, True] + [False] * 6)
+    alone = make_assessment(
+        psnr=[12.0] * 8, batch_size=8, bounds=(_protects(),), reidentified=(eight,), verdict=NAMED
+    )
+    assert of_configuration([alone]) == NAMED
+    none = replace(alone, verdict=PROTECTED, reidentified=(_match([False] * 8),))
+    assert of_configuration([alone] + [none] * 40) == PROTECTED
+    # Many attacks are many tries.
+    others = [replace(none, attack=replace(none.attack, hash=f"{i:x}" * 12)) for i in range(6)]
+    assert of_configuration([alone, *others]) == PROTECTED
+    match = replace(none, matched=(True,) * 8, verdict=EXPOSED)
+    assert of_configuration([alone, match]) == EXPOSED

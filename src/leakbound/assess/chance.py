@@ -77,17 +77,17 @@ def comparable(labels: Tensor, others: Tensor) -> Tensor:
     return torch.isin(decoys, victims)
 
 
-def fellows(truth: Batch, decoys: Batch) -> list[Tensor]:
-    """For each example of `truth`, the places of the decoys of its label, as `chance` groups them.
+def by_label(truth: Batch, others: Batch) -> tuple[Tensor, Tensor]:
+    """The groups of equal labels, as `chance` compares them: (B,) of `truth`, (P,) of others.
 
     Example:
         >>> one, others = Batch(torch.rand(1, 3), torch.tensor([1])), torch.tensor([1, 2, 1])
-        >>> [places.tolist() for places in fellows(one, Batch(torch.rand(3, 3), others))]
-        [[0, 2]]
+        >>> [group.tolist() for group in by_label(one, Batch(torch.rand(3, 3), others))]
+        [[0], [0, 1, 0]]
     """
-    labels = torch.cat([_labels(truth), _labels(decoys)])
-    victims, others = torch.split(_strata(labels), [truth.size, decoys.size])
-    return [(others == victim).nonzero()[:, 0] for victim in victims]
+    labels = torch.cat([_labels(truth), _labels(others)])
+    victims, decoys = torch.split(_strata(labels), [truth.size, others.size])
+    return victims, decoys
 
 
 def chance(

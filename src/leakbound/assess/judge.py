@@ -69,6 +69,8 @@ class Evidence:
         public: the public examples that the attacker has, for the prior-only baseline.
         decoys: examples drawn like the truth that no attack saw: they show which matches are
             chance.
+        others: the same for galleries: other examples of the truth's persons stay, without which
+            their persons would stand out. None if they are the decoys.
         certain: which of "batch size", "local steps" and "learning rate" are certain.
         agreement: the share of the update that training on the reconstruction reproduces, if known.
         decay: the weight decay that was subtracted from the update.
@@ -86,6 +88,7 @@ class Evidence:
     truth: Batch | None = None
     public: Batch | None = None
     decoys: Batch | None = None
+    others: Batch | None = None
     certain: Collection[str] = ()
     agreement: float | None = None
     decay: str | None = None
@@ -134,6 +137,7 @@ def judge(
     facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)
     if evidence.decay is not None:  # a small gradient beside it may have been lost by rounding
         facts = tuple(fact for fact in facts if fact.kind != "zero values")
+    reidentified = _reidentified(evidence, settings)
     record = replace(
         record,
         bounds=limits.bounds,
@@ -146,12 +150,13 @@ def judge(
             certified=proof.certificate is not None,
             attained=limits.attained,
             facts=facts,
+            reidentified=reidentified,
         ),
         facts=facts,
         certificate=proof.certificate,
         layer_input=proof.layer_input,
         **({} if measured is None else measured.fields),
-        reidentified=_reidentified(evidence, settings),
+        reidentified=reidentified,
     )
     if reconstruction is None:
         return record, {}
@@ -232,7 +237,8 @@ def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentif
     """Whether each built-in matcher names the right examples; empty if there is no gallery."""
     answer = evidence.reconstruction
     release = evidence.release
-    if answer is None or evidence.truth is None or evidence.decoys is None or settings.quick:
+    others = evidence.decoys if evidence.others is None else evidence.others
+    if answer is None or evidence.truth is None or others is None or settings.quick:
         return ()
     if release.criterion.known is not None:
         # Every answer has the known part, which names its example without the update: neither 1 / M
@@ -248,9 +254,10 @@ def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentif
             reidentify(
                 evidence.truth,
                 answer.inputs,
-                evidence.decoys,
+                others,
                 release.criterion,
                 matcher,
+                persons=release.persons,
                 noise_multiplier=noise,
                 source=stream(evidence.record.seed, "gallery"),
             )

@@ -25,6 +25,7 @@ DELTA: Final = 1e-5
 """The delta at which a bound gives the release's epsilon."""
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
+NAMED: Final = "person named"
 WORDS: Final = "words exposed"
 FACTS: Final = "facts exposed"
 RECOVERABLE: Final = "recoverable in principle"
@@ -42,6 +43,7 @@ ESTIMATE: Final = "estimate"
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
+    "person named",
     "words exposed",
     "facts exposed",
     "recoverable in principle",
@@ -59,7 +61,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
 EXPOSURES: Final = (EXPOSED, CERTIFIED)
 """An attack reconstructed an example, by the truth or by a proof."""
-DISCLOSURES: Final = (WORDS, FACTS)
+DISCLOSURES: Final = (NAMED, WORDS, FACTS)
 """No example is reconstructed, but the update reveals something about them."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
@@ -432,6 +434,10 @@ class Reidentification(RecordPart, frozen=True, kw_only=True):
         matcher: "nearest", "edges", or the user's "module:callable".
         right: by example, whether it is named among `candidates`, of which it is one.
         candidates: M; all others are examples that the attack never saw, with the same label.
+        counted: by example, whether it counts: of one person, and of near copies, the first alone.
+            Empty if all do. The answers of those that count are independent.
+        by_person: whether the true candidate is another example of the same person; otherwise it is
+            the example itself.
         near: in how many galleries another candidate meets the criterion for the true one. Naming
             it counts as wrong.
         noise_multiplier: of the release, by which `bound` follows; None if no such bound is known.
@@ -441,9 +447,26 @@ class Reidentification(RecordPart, frozen=True, kw_only=True):
     matcher: str
     right: tuple[bool, ...]
     candidates: Annotated[int, Meta(ge=2, le=2**63 - 1)]
+    counted: tuple[bool, ...] = ()
+    by_person: bool = False
     near: Count = 0
     noise_multiplier: Number | None = None
     bound: Probability | None = None
+
+    def __post_init__(self) -> None:
+        if self.counted and len(self.counted) != len(self.right):
+            raise ValueError("right and counted differ in length")
+
+    @property
+    def answers(self) -> tuple[bool, ...]:
+        """Whether each example that counts is named."""
+        counted = self.counted or (True,) * len(self.right)
+        return tuple(hit for hit, one in zip(self.right, counted, strict=True) if one)
+
+    @property
+    def how(self) -> str:
+        """The matcher, and what it was asked for."""
+        return f"{self.matcher} by person" if self.by_person else self.matcher
 
 
 class Explained(RecordPart, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
@@ -16,6 +18,7 @@ from leakbound.assess.record import (
     GUESSABLE,
     HONEST,
     INTRUDERS,
+    NAMED,
     NOT_RUN,
     ON_AVERAGE,
     PRESENT,
@@ -32,6 +35,7 @@ from leakbound.assess.record import (
     Attained,
     Basis,
     Bound,
+    Reidentification,
     Verdict,
     Why,
 )
@@ -40,6 +44,8 @@ MEANINGS: Final[dict[Verdict, str]] = {
     EXPOSED: "An attack reconstructed at least one example, and chance does not explain it.",
     CERTIFIED: "The update itself proves that a reconstruction is the client's input. The truth "
     "was not given and is not needed.",
+    NAMED: "Reconstructions name the right person among others of the same label more often than "
+    "chance explains, if the others are drawn like them. No example meets the threshold.",
     WORDS: "The update reveals words of the client's texts, for certain or at the stated level. No "
     "whole text is reconstructed.",
     FACTS: "The update reveals facts about the client's examples, such as which levels of a column "
@@ -103,7 +109,7 @@ def meanings(*, truth_known: bool) -> dict[Verdict, str]:
 
 
 LEVEL = 0.01
-"""The largest probability of an error at which a fact counts."""
+"""The largest probability of an error at which a fact or a named person counts."""
 
 
 def counted(facts: Iterable[Fact]) -> tuple[Fact, ...]:
@@ -115,6 +121,7 @@ def decide(
     *,
     exposed: bool = False,
     certified: bool = False,
+    named: bool = False,
     facts: Collection[Fact] = (),
     recoverable: bool = False,
     guessable: bool = False,
@@ -129,6 +136,7 @@ def decide(
     shown = {
         EXPOSED: exposed,
         CERTIFIED: certified,
+        NAMED: named,
         WORDS: any(fact.kind == "words" for fact in facts),
         FACTS: bool(facts),
         RECOVERABLE: recoverable,
@@ -146,17 +154,20 @@ def verdict(
     certified: bool = False,
     attained: Attained | None = None,
     facts: Sequence[Fact] = (),
+    reidentified: Sequence[Reidentification] = (),
 ) -> Verdict:
     """The verdict on one attack on one update.
 
     `matched` is empty if the truth is not known. `attained` is the success of a known attack.
-    `facts` count up to their LEVEL.
+    `facts`, and names of persons, count up to their LEVEL.
     """
     exposed = any(matched)
     general = [bound for bound in bounds if bound.covers == "all"]
+    by_lot = named_by_chance([one] for one in reidentified)
     return decide(
         exposed=exposed,
         certified=certified,
+        named=by_lot is not None and by_lot <= LEVEL,
         facts=counted(facts),
         recoverable=attained is not None and attained.recoverable,
         guessable=attained is not None and attained.guessable,
@@ -193,9 +204,62 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     tests = [one.chance for one in experiments if one.chance is not None]
     proved = any(one.certificate is not None for one in experiments) or any(t.closer for t in tests)
     together_p = by_chance(experiments)
-    if together_p is None or proved or together_p <= tests[0].level:
-        return together(one.verdict for one in experiments)
-    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in experiments)
+    exposed = together_p is None or proved or together_p <= tests[0].level
+    words = [_unnamed(one) for one in experiments]
+    if not exposed:
+        words = [UNDECIDED if word == EXPOSED else word for word in words]
+    if names_persons(experiments):
+        words.append(NAMED)
+    return together(words)
+
+
+def _unnamed(record: Assessment) -> Verdict | None:
+    """The verdict on an experiment but for who is named, which all experiments decide together."""
+    if record.verdict != NAMED:
+        return record.verdict
+    return verdict(
+        record.matched,
+        record.bounds,
+        certified=record.certificate is not None,
+        attained=record.attained,
+        facts=record.facts,
+    )
+
+
+def names_persons(records: Iterable[Assessment]) -> bool:
+    """Whether the reconstructions of a configuration name more persons than chance explains."""
+    ways = grouped(((one.attack.hash, f.how), f) for one in records for f in one.reidentified)
+    by_lot = named_by_chance(ways.values())
+    return by_lot is not None and by_lot <= LEVEL
+
+
+def named_by_chance(ways: Iterable[Sequence[Reidentification]]) -> float | None:
+    """The p-value of the hypothesis that every name is drawn by lot.
+
+    Each way, an attack with a matcher, has its answers on all experiments. They are independent: no
+    gallery of an update shares a candidate, and experiments draw theirs apart. So the right ones
+    are a sum of draws with probability 1 / M each. Several ways depend on each other, and share the
+    error (Bonferroni). None if nothing was named.
+
+    Example:
+        >>> found = Reidentification(matcher="edges", right=(True, True, False), candidates=10)
+        >>> round(named_by_chance([[found], [found]]), 6)
+        0.056
+    """
+    each = [_by_lot(some) for some in ways]
+    return min(1.0, len(each) * min(each)) if each else None
+
+
+def _by_lot(found: Sequence[Reidentification]) -> float:
+    """The probability of at least so many right names by lot."""
+    from scipy.stats import binom
+
+    law = np.ones(1)
+    for candidates, answers in grouped((one.candidates, one.answers) for one in found).items():
+        count = sum(map(len, answers))
+        law = np.convolve(law, binom.pmf(np.arange(count + 1), count, 1 / candidates))
+    hits = sum(sum(one.answers) for one in found)
+    return min(1.0, float(law[hits:].sum()))
 
 
 def by_chance(records: Iterable[Assessment]) -> float | None:

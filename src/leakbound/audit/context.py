@@ -213,15 +213,52 @@ class PlanContext:
         Of many, those with the classes of the batches come first, and others are left out. Nobody
         in the batches has another example here: it may look like theirs without any chance.
         """
+        return self._of_places(size, clients, seed, self._outside(size, clients, seed))
+
+    def gallery(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+    ) -> Batch | None:
+        """As `others`, with other examples of persons in the batches; None if it is the same.
+
+        A gallery without them names those persons: others have several examples in it.
+        """
+        if self.dataset.people is None:
+            return None
+        places = self._outside(size, clients, seed, strangers=False)
+        return self._of_places(size, clients, seed, places)
+
+    def acquaintances(self, size: int, clients: int, seed: int) -> tuple[Batch, Tensor] | None:
+        """Other examples of persons in these batches and of MOST others, and whose they are.
+
+        All of a person's examples outside of the batches are here. None if nobody knows who is who.
+        """
+        people = self.dataset.people
+        if people is None:
+            return None
+        taken = self._order(size, clients, seed)[: size * clients]
+        places = self._outside(size, clients, seed, strangers=False)
+        strangers = torch.unique(people[self._outside(size, clients, seed)])
+        shown = strangers[permutation(len(strangers), stream(seed, "acquaintances"))[:MOST]]
+        kept = places[torch.isin(people[places], torch.cat([shown, people[taken]]))]
+        return self.batch(kept), people[kept]
+
+    def _outside(self, size: int, clients: int, seed: int, *, strangers: bool = True) -> Tensor:
+        """Private and test examples outside of these batches; of `strangers` to them alone."""
         order = self._order(size, clients, seed)
         taken = order[: size * clients]
-        rest = order[size * clients :]
-        rest = torch.cat([rest, self.splits["test"]])
+        rest = torch.cat([order[size * clients :], self.splits["test"]])
         people = self.dataset.people
-        if people is not None:
+        if people is not None and strangers:
             rest = rest[~torch.isin(people[rest], people[taken])]
+        return rest
+
+    def _of_places(self, size: int, clients: int, seed: int, rest: Tensor) -> Batch | None:
         if not len(rest):
             return None
+        taken = self._order(size, clients, seed)[: size * clients]
         labels = self.dataset.labels
         if labels.is_floating_point():  # near labels count as equal, by the ranks of all
             return self.batch(rest[:MOST])

@@ -354,13 +354,14 @@ def _judge(
     images: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     model = unit.model
+    drawn = unit.batch_size, len(played.observation.cohort), unit.seed
     release = released(
         played,
         criterion_of(unit, context),
         context.threat(unit.threat),
         context.counted,
         origins=context.origins,
-        persons=persons_of(context, unit.batch_size, len(played.observation.cohort), unit.seed),
+        persons=persons_of(context, *drawn),
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
         # User code may load any weights, so whether they depend on examples is not known.
@@ -376,7 +377,8 @@ def _judge(
         answer,
         truth=played.truth,
         public=context.counted,
-        decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
+        decoys=context.others(*drawn),
+        others=context.gallery(*drawn),
         replay=replay_of(
             plans.build_attack(unit.attack), played, partial(_round_of, unit, context), unit.seed
         ),

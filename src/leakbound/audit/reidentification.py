@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from leakbound._util import files
 from leakbound.assess import record as records
 from leakbound.assess.measure import GAP
 from leakbound.assess.reidentification import CANDIDATES, Matcher, reidentify
-from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.context import PlanContext, one_thread, persons_of
 from leakbound.audit.experiment import criterion_of
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Experiment
@@ -33,6 +34,7 @@ def reidentify_run(
     folder: Path | str,
     matcher: str | Matcher,
     *,
+    by_person: bool = False,
     candidates: int = CANDIDATES,
     name: str | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
@@ -46,13 +48,14 @@ def reidentify_run(
     Args:
         folder: of an audit of images, with pictures.
         matcher: as in `leakbound.assess.reidentification.reidentify`.
-        candidates: M, the true example included; fewer if the labels leave fewer.
+        by_person: the true candidate is another image of the person, outside of the update.
+        candidates: M, the true one included; fewer if the data leave fewer.
         name: of a function, in results and errors.
         watch: is called with how many experiments are done, of how many.
 
     Raises:
-        ValueError: the run holds no pictures, its data are no longer the same, or the matcher
-            fails.
+        ValueError: the run holds no pictures, its data are no longer the same or do not say who is
+            who, or the matcher fails.
 
     Example:
         >>> import tempfile, leakbound as lb
@@ -71,6 +74,11 @@ def reidentify_run(
             f"{plan.data.source!r} no longer holds the data of the run in {str(folder)!r}; give "
             "back the same data"
         )
+    if by_person and context.dataset.people is None:
+        raise ValueError(
+            f"{plan.data.source!r} does not say who is who; audit it with --person, or leave by "
+            "person out"
+        )
     units = {unit.id: unit for unit in plan.experiments()}
     wanted = [a for a in run.assessments if a.experiment in units and _stored(a)]
     if not wanted:
@@ -85,26 +93,29 @@ def reidentify_run(
         journal.read()
         for number, record in enumerate(wanted):
             watch(number, len(wanted))
-            batches, others = _people(units[record.experiment], record, context)
-            if others is None:
+            unit = units[record.experiment]
+            people = _people(unit, record, context, by_person=by_person)
+            if people.others is None:
                 continue
             try:
                 match = reidentify(
-                    batches,
+                    people.truth,
                     _reconstructions(folder, record, context),
-                    others,
-                    criterion_of(units[record.experiment], context),
+                    people.others,
+                    criterion_of(unit, context),
                     matcher,
+                    persons=people.persons,
+                    other_persons=people.other_persons,
                     candidates=candidates,
                     noise_multiplier=record.reidentified[0].noise_multiplier,
                     name=name,
                     source=stream(record.seed, "gallery"),
                 )
-            except NotApplicable:  # no other example has these labels
+            except NotApplicable:  # nobody else is like them
                 continue
             results[record.experiment] = match
             others_of = before.get(record.experiment, ())
-            kept = tuple(one for one in others_of if one.matcher != match.matcher)
+            kept = tuple(one for one in others_of if one.how != match.how)
             journal.append(records.Reidentified(experiment=record.experiment, found=(*kept, match)))
         watch(len(wanted), len(wanted))
         journal.finish(a.experiment for a in run.assessments if a.experiment in journal.ends)
@@ -116,15 +127,29 @@ def _stored(record: records.Assessment) -> bool:
     return drawn and "reconstruction" in record.pictures and bool(record.reidentified)
 
 
+class _People(NamedTuple):
+    """The true examples of an experiment, others that its attack never saw, and whose they are."""
+
+    truth: Batch
+    others: Batch | None
+    persons: Tensor | None
+    other_persons: Tensor | None = None
+
+
 def _people(
-    unit: Experiment, record: records.Assessment, context: PlanContext
-) -> tuple[Batch, Batch | None]:
-    """The true examples of an experiment, and others that its attack never saw."""
-    batches = context.batches(unit.batch_size, record.clients, unit.seed)
+    unit: Experiment, record: records.Assessment, context: PlanContext, *, by_person: bool
+) -> _People:
+    drawn = unit.batch_size, record.clients, unit.seed
+    batches = context.batches(*drawn)
     truth = Batch(
         torch.cat([one.inputs for one in batches]), torch.cat([one.labels for one in batches])
     )
-    return truth, context.others(unit.batch_size, record.clients, unit.seed)
+    persons = persons_of(context, *drawn)
+    known = context.acquaintances(*drawn) if by_person else None
+    if known is not None:
+        return _People(truth, known[0], persons, known[1])
+    gallery = context.gallery(*drawn)
+    return _People(truth, context.others(*drawn) if gallery is None else gallery, persons)
 
 
 def _reconstructions(folder: Path, record: records.Assessment, context: PlanContext) -> Tensor:

@@ -130,7 +130,7 @@ def attack(command: options.AttackOptions) -> int:
     ends = [record.status for record in outcome.records]
     if "failed" in ends:
         return 1
-    if any(one.verdict in (*EXPOSURES, *DISCLOSURES) for one in outcome.records):
+    if outcome.verdict in (*EXPOSURES, *DISCLOSURES):
         return EXPOSED_CODE
     return 0 if "ok" in ends else 2
 

@@ -317,8 +317,11 @@ class Reidentify:
     embedding: Annotated[str | None, Option("NAME")] = None
     """Instead of a matcher package.module:function, which maps images (N, C, H, W) to vectors
     (N, D): the nearest by angle is named."""
+    by_person: bool = False
+    """The true candidate is another image of the person, as an attacker may have one. The run's
+    data say who is who (--person)."""
     candidates: int = 100
-    """M, the true example included; fewer if the labels leave fewer."""
+    """M, the true one included; fewer if the data leave fewer."""
 
 
 @dataclass(frozen=True)

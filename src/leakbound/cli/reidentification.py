@@ -34,6 +34,7 @@ def reidentify(command: options.Reidentify) -> int:
         results = reidentify_run(
             command.folder,
             matcher,
+            by_person=command.by_person,
             candidates=command.candidates,
             name=command.embedding,
             watch=partial(bar, current="is it this person?"),

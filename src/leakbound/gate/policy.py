@@ -55,6 +55,7 @@ class AuditPolicy(_Table, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     known: str | None = None
     gain: Share | None = None
+    named: Share | None = None
     no_worse_than: str | None = None
     higher_scores: Count | None = None
     accuracy_cost: Number | None = None

@@ -153,6 +153,8 @@ def _of_audit(
         yield _known(table.known, counted)
     if table.gain is not None:
         yield _gain(table.gain, counted, names)
+    if table.named is not None:
+        yield _named(table.named, rows)
     if table.accuracy_cost is not None:
         yield _cost(table, table.accuracy_cost, tables.training_costs(run.trainings, names))
     if table.no_worse_than is not None:
@@ -189,6 +191,34 @@ def _gain(limit: float, assessments: Sequence[Assessment], names: tables.Names) 
         "; ".join(words) or "no experiment ran",
         answer_of(broken=any(one > limit for one in gains), unsure=bool(open_) or not gains),
         numbers=(max(gains), limit) if gains else None,
+    )
+
+
+def _named(limit: float, rows: Sequence[tables.Configuration]) -> Requirement:
+    """Whether nobody names persons more often: by the bound; attacks only show that somebody does.
+
+    Of a small gallery chance alone may exceed the limit.
+    """
+    found = [(row, row.identified) for row in rows if row.verdict != NOT_RUN]
+    words = []
+    bounds = []
+    for row, one in found:
+        if one is None:
+            words.append(f"{row.defense}: not tested")
+            continue
+        said = "no bound" if one.bound is None else f"at most {format_upper(one.bound, 4)}"
+        count = f"{one.share.hits} of {one.share.n} named right of {one.candidates}"
+        words.append(f"{row.defense}, {row.model}, batch {row.batch_size}: {said}; {count}")
+        bounds.append(1.0 if one.bound is None else one.bound)
+    known = [one for _, one in found if one is not None]
+    open_ = len(known) < len(found) or not known or max(bounds) > limit
+    more = [f"{len(words) - SHOWN} more"] * (len(words) > SHOWN)
+    return Requirement(
+        "named",
+        f"a person is named with probability {limit:g} at most",
+        "; ".join([*words[:SHOWN], *more]) or "no experiment ran",
+        answer_of(broken=any(one.share.low > limit for one in known), unsure=open_),
+        numbers=(max(bounds), limit) if bounds else None,
     )
 
 

@@ -91,8 +91,8 @@ def further_matches(folder: Path) -> dict[str, tuple[Reidentification, ...]]:
 
 def _with(assessment: Assessment, results: tuple[Reidentification, ...]) -> Assessment:
     """The record with further matches; those of a matcher that ran again replace its first ones."""
-    names = {one.matcher for one in results}
-    kept = tuple(one for one in assessment.reidentified if one.matcher not in names)
+    names = {one.how for one in results}
+    kept = tuple(one for one in assessment.reidentified if one.how not in names)
     return replace(assessment, reidentified=(*kept, *results))
 
 

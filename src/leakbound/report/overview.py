@@ -15,6 +15,7 @@ from typing import Any
 from leakbound._util.groups import grouped
 from leakbound.assess.record import (
     EXPOSURES,
+    NAMED,
     VERDICTS,
     Assessment,
     CriterionInfo,
@@ -158,7 +159,7 @@ def overview(
     views = [*_views(summary)]
     guessed = _guessed(assessments)
     reason = "Find the least noise for a risk that you can state:"
-    if any(row.verdict in EXPOSURES for row in rows):
+    if any(row.verdict in (*EXPOSURES, NAMED) for row in rows):
         reason = f"Find the noise that keeps this from every {audience(assessments)}:"
     lowest = min((a.criterion for a in assessments), key=lambda one: one.value)
     return Overview(
@@ -340,7 +341,7 @@ def _person(assessment: Assessment, place: int) -> str:
     if not assessment.reidentified:
         return ""
     by = [
-        f"{shortened(one.matcher)} of {one.candidates}"
+        f"{shortened(one.how)} of {one.candidates}"
         for one in assessment.reidentified
         if one.right[place]
     ]

@@ -191,6 +191,7 @@ def answer(
     if not ran:
         return f"Nothing is known:{rest}"
     known = revealed_in_short(assessments)
+    named = named_in_short(ran)
     exposed = [row for row in ran if row.verdict in EXPOSURES]
     if exposed:
         servers = {a.threat.server for a in assessments}
@@ -198,10 +199,10 @@ def answer(
         place = plural(len(ran), "tested configuration")
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         said = f"{who} reconstructed {many} under {len(exposed)} of {place}.{proof} {known}"
+        said = f"{said.strip()} {named}"
     else:
-        said = f"{known} {_unexposed(ran, one)}"
-    named = named_in_short(ran)
-    return said.strip() + f" {named}" * bool(named) + rest * bool(idle)
+        said = f"{named} {known}".strip() + f" {_unexposed(ran, one)}"
+    return said.strip() + rest * bool(idle)
 
 
 def _unexposed(rows: Sequence[Configuration], one: str) -> str:

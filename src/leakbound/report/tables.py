@@ -35,7 +35,8 @@ from leakbound.assess.record import (
     Training,
     Verdict,
 )
-from leakbound.assess.verdict import by_chance, of_configuration
+from leakbound.assess.verdict import LEVEL as CHANCE
+from leakbound.assess.verdict import by_chance, named_by_chance, of_configuration
 from leakbound.report.folder import Run
 
 LEVEL = 0.95
@@ -147,6 +148,7 @@ class NamedShare(ReportPart, frozen=True):
 
     Attributes:
         attack, matcher: the pair with the largest share; the interval allows for that choice.
+        p_value: of so many right names by lot, over all pairs together; decides *person named*.
         chance: 1 / M, the share without the update; the mean where M differs.
         candidates: the largest M.
         bound: no attacker is right more often; None if no bound is known.
@@ -157,6 +159,7 @@ class NamedShare(ReportPart, frozen=True):
     attack: str
     matcher: str
     share: ShareInterval
+    p_value: float
     chance: float
     candidates: int
     bound: float | None
@@ -166,7 +169,7 @@ class NamedShare(ReportPart, frozen=True):
     @property
     def beyond_chance(self) -> bool:
         """Whether chance does not explain the share."""
-        return self.share.low > self.chance
+        return self.p_value <= CHANCE
 
 
 class ConfigurationPart(ReportPart, frozen=True):
@@ -592,14 +595,15 @@ def _configuration(
 def named_share(ran: Sequence[Assessment], names: Names) -> NamedShare | None:
     """The largest share over attacks and matchers; None if nothing was matched."""
     by_pair = grouped(
-        ((names.attack(a), found.matcher), found) for a in ran for found in a.reidentified
+        ((names.attack(a), found.how), found) for a in ran for found in a.reidentified
     )
-    right = {pair: [hit for one in found for hit in one.right] for pair, found in by_pair.items()}
+    right = {pair: [hit for one in found for hit in one.answers] for pair, found in by_pair.items()}
     best, share_ = largest_share(right)
-    if best is None or share_ is None:
+    p_value = named_by_chance(by_pair.values())
+    if best is None or share_ is None or p_value is None:
         return None
     found = by_pair[best]
-    examples = [(one, len(one.right)) for one in found]
+    examples = [(one, len(one.answers)) for one in found]
     bounds = [(one.bound, count) for one, count in examples if one.bound is not None]
     scores = defined(mean_value(a) for a in ran if names.attack(a) == best[0])
     # F is concave: the mean of F(1 / M) bounds the share over examples with several M.
@@ -609,6 +613,7 @@ def named_share(ran: Sequence[Assessment], names: Names) -> NamedShare | None:
     return NamedShare(
         *best,
         share=share_,
+        p_value=p_value,
         chance=math.fsum(count / one.candidates for one, count in examples) / share_.n,
         candidates=max(one.candidates for one in found),
         bound=bound,

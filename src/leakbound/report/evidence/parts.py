@@ -281,6 +281,7 @@ class SignOff(ReportPart, frozen=True):
     `revealed`: facts that the updates reveal for certain, sensitive ones first. `rows`: every
     defense setting, the most important first; the page shows those that fit. `attackers`: what one
     update adds for stranger, intruder and anyone; the limits of the rows are those of `who`.
+    `persons`: where most persons are named by their reconstructions.
     """
 
     date: str | None
@@ -294,6 +295,7 @@ class SignOff(ReportPart, frozen=True):
     not_covered: tuple[str, ...]
     attackers: tuple[str, ...] = ()
     who: str = "stranger"
+    persons: tuple[str, ...] = ()
 
 
 class QuestionLine(ReportPart, frozen=True):

@@ -29,6 +29,7 @@ from leakbound.report.sentences import (
     advice,
     answer,
     attacked_rounds,
+    is_it_this_person,
     revealed,
     shortened,
     undefended,
@@ -126,6 +127,10 @@ def of_run(
         attackers=tuple(
             shortened(text, 4 * NARROW - 1) for text in attacker_sentences(summary)[:1]
         ),
+        persons=tuple(
+            shortened(text, 4 * NARROW - 1)
+            for text in is_it_this_person(rows, assessments[0].criterion)[:1]
+        ),
         not_covered=(
             OTHERS,
             " ".join(rounds),
@@ -174,7 +179,7 @@ def fitting(
     """
     wide = [page.answer, page.advice]
     narrow = [page.tested, page.attacker, page.criterion]
-    narrow += [*page.revealed, *page.attackers, *page.not_covered, *warnings]
+    narrow += [*page.revealed, *page.attackers, *page.persons, *page.not_covered, *warnings]
     # The page prints on one A4: what is always there comes first, rows fill the rest.
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
