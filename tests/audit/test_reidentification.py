@@ -3,7 +3,10 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from leakbound import audit
 from leakbound._util import files
@@ -179,3 +182,40 @@ def test_rows_of_a_table_are_named_too():
     )
     own = folders.read(found.folder).assessments[0]
     assert [(one.matcher, one.right) for one in own.reidentified] == [("nearest", (True,))]
+
+
+def test_another_picture_of_the_person_names_them(tmp_path, capsys):
+    """Four pictures of each of sixty persons; one is in the update, another in the gallery."""
+    source = np.random.default_rng(0)
+    for person in range(60):
+        folder = tmp_path / "images" / f"P{person:02}" / ("ill" if person % 2 else "well")
+        folder.mkdir(parents=True)
+        own = source.integers(40, 215, (8, 8))
+        for number in range(4):
+            pixels = own + source.integers(-30, 30, (8, 8))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    out = tmp_path / "run"
+    plan = {
+        "models": [{"name": "mlp", "hidden": [16]}],
+        "attacks": [{"name": "linear_inversion"}],
+        "data": {"source": f"folder:{tmp_path / 'images'}", "person": "outer_folder"},
+        "seeds": [*range(8)],
+        "error_bound": {"kind": "none"},
+    }
+    audit.run_audit(audit.parse(plan), out=out)
+    found = audit.reidentify_run(out, "nearest", by_person=True)
+    assert {(one.by_person, one.right) for one in found.values()} == {(True, (True,))}
+    # All others of the private and test parts have four pictures, too.
+    assert min(one.candidates for one in found.values()) >= 20
+    blind = audit.reidentify_run(out, lambda a, b: torch.zeros(len(a), len(b)), by_person=True)
+    assert sum(one.right[0] for one in blind.values()) <= 3
+    with pytest.raises(SystemExit):
+        main(["reidentify", str(out), "--by-person"])
+    assert "the matcher nearest by person" in " ".join(capsys.readouterr().out.split())
+    kinds = {one.how for one in folders.read(out).assessments[0].reidentified}
+    assert {"nearest", "edges", "nearest by person"} <= kinds
+
+
+def test_by_person_needs_persons(run):
+    with pytest.raises(ValueError, match="does not say who is who"):
+        audit.reidentify_run(run, "nearest", by_person=True)

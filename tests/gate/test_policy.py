@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from leakbound import models
-from leakbound.assess.record import AttackerRow, Training
+from leakbound.assess.record import AttackerRow, Reidentification, Training
 from leakbound.gate import policy, rules
 from leakbound.randomness import stream
 
@@ -127,6 +127,32 @@ def test_what_an_update_adds_for_who_knows_more(decided, tmp_path):
     # An attacker who has more is a stronger one, who has less a weaker one.
     assert answers(decided(text.format("known = 'age,sex'"))) == {"known": policy.HOLDS}
     assert answers(decided(text.format("known = 'age,job'"))) == {"known": policy.UNSURE}
+
+
+def test_nobody_may_be_named_more_often(decided, tmp_path):
+    """The bound decides that it holds, an attack that it is broken; few names show nothing."""
+    text = "[[audit]]\nfolder = 'run'\nnamed = {}\n"
+    found = decided(text.format(0.05))
+    assert answers(found) == {"named": policy.UNSURE}
+    assert "no bound" in found[0][2].found
+
+    def edit(right, **bound):
+        def edited(a):
+            some = (right,) * len(a.matched)
+            found = Reidentification(matcher="nearest", right=some, candidates=100, **bound)
+            return {"reidentified": (found,)}
+
+        return edited
+
+    for right, bound, limit, answer in [
+        (False, {"noise_multiplier": 2.0, "bound": 0.034}, 0.05, policy.HOLDS),
+        (False, {"noise_multiplier": 1.0, "bound": 0.093}, 0.05, policy.UNSURE),
+        (True, {"noise_multiplier": 1.0, "bound": 0.093}, 0.05, policy.BROKEN),
+        (True, {}, 0.05, policy.BROKEN),
+        (True, {}, 1, policy.HOLDS),
+    ]:
+        made_up.changed(tmp_path / "run", edit(right, **bound))
+        assert answers(decided(text.format(limit))) == {"named": answer}
 
 
 def test_what_a_training_adds(decided):

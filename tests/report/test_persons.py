@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from leakbound._util.intervals import clopper_pearson
 from leakbound.assess.record import EXPOSED, NAMED, PROTECTED, Bound, Reidentification
 from leakbound.assess.verdict import of_configuration, verdict
-from leakbound.report import sentences, tables, write
+from leakbound.report import evidence, sentences, tables, write
+from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import read
 
 
@@ -116,3 +117,21 @@ def test_many_experiments_decide_together(make_assessment):
     assert of_configuration([alone, *others]) == PROTECTED
     match = replace(none, matched=(True,) * 8, verdict=EXPOSED)
     assert of_configuration([alone, match]) == EXPOSED
+
+
+def test_every_page_says_it_and_none_says_protected(summary):
+    """Nobody meets the threshold, and a bound excludes it: still, half of the persons are named."""
+    many = [(_match([seed % 2 == 0], bound=0.9, noise_multiplier=0.3),) for seed in range(12)]
+    found = summary(*many)
+    assert [row.verdict for row in found.configurations] == [NAMED]
+    assert found.configurations[0].identified.beyond_chance
+    page = write(found.run.folder).read_text()
+    assert page.index("name the right one of 100 candidates") < page.index("No attack reconstruct")
+    assert "1 of 1 is not protected (1 person named)" in page
+    assert 'class="badge person-named"' in page
+    subject = evidence.of_run(found.run, {}, lambda noise: Epsilons(1e-5, 1.0, 2.0), images=False)
+    content = evidence.document([subject], images=False)
+    for text in (evidence.page(content), evidence.card(content)):
+        assert "Is it this person?" in text
+        assert "6 of 12 named right among 100 candidates" in text
+        assert "person named" in text

@@ -126,7 +126,7 @@ def reidentify(
         matcher: a name as in `matcher_of`, or a function.
         persons: (B,) whom each true example is of, as numbers; None if not known.
         other_persons: (P,) the same of `others`; candidates are then persons.
-        candidates: M, the true one included; fewer if labels, or persons alike, leave fewer.
+        candidates: M, the true one included; fewer if labels, or similar persons, leave fewer.
         noise_multiplier: of the release, for the bound F(1 / M); None without a bound.
         name: of a function, in the result and in errors.
         source: draws galleries and lots; the same ones for each call if None.
@@ -221,7 +221,10 @@ class _Galleries:
 
 
 def _of_examples(
-    truth: Batch, others: Batch, candidates: int, source: torch.Generator
+    truth: Batch,
+    others: Batch,
+    candidates: int,
+    source: torch.Generator,
 ) -> _Galleries:
     """The true candidate is the true example; the others have its label."""
     groups, other_groups = by_label(truth, others)
@@ -234,7 +237,7 @@ def _of_examples(
             "examples with the labels of the true ones"
         )
     drawn = {
-        group: iter(places[permutation(len(places), source)].split(count))
+        group: iter(torch.split(places[permutation(len(places), source)], count))
         for group, places in members.items()
     }
     return _Galleries(
@@ -253,12 +256,12 @@ def _of_persons(
     candidates: int,
     source: torch.Generator,
 ) -> _Galleries:
-    """The true candidate is another example of the person; so are those of persons alike."""
+    """The true candidate is another example of the person; so are those of similar persons."""
     labels = torch.cat(by_label(truth, others)).numpy()
     owner = torch.unique(torch.cat([persons, other_persons]), return_inverse=True)[1].numpy()
     held = np.zeros((owner.max() + 1, labels.max() + 1), dtype=int)
     np.add.at(held, (owner, labels), 1)
-    # Alike are persons with as many examples of each label.
+    # Persons are similar if they have as many examples of each label.
     kind = np.unique(held, axis=0, return_inverse=True)[1].reshape(-1)
     in_batch = np.bincount(owner[: truth.size], minlength=len(held))
     victims = owner[: truth.size]
@@ -274,7 +277,7 @@ def _of_persons(
             "and others with as many examples: leave by person out"
         )
     drawn = {
-        one: iter(torch.from_numpy(some)[permutation(len(some), source)].split(count))
+        one: iter(torch.split(torch.from_numpy(some)[permutation(len(some), source)], count))
         for one, some in free.items()
     }
     true = torch.arange(truth.size)
@@ -296,7 +299,12 @@ def _of_persons(
     return _Galleries(true, galleries, counted, 1 + count)
 
 
-def _another(owner: Any, person: int, place: int, source: torch.Generator) -> int:
+def _another(
+    owner: Any,
+    person: int,
+    place: int,
+    source: torch.Generator,
+) -> int:
     """The place of a random example of the person, other than that one."""
     every = np.flatnonzero(owner == person)
     return _one_of(every[every != place], source)
@@ -306,7 +314,11 @@ def _one_of(places: Any, source: torch.Generator) -> int:
     return int(places[int(permutation(len(places), source)[0])])
 
 
-def _first_of_each(criterion: Criterion, inputs: Tensor, persons: Tensor | None) -> Tensor:
+def _first_of_each(
+    criterion: Criterion,
+    inputs: Tensor,
+    persons: Tensor | None,
+) -> Tensor:
     """(B,) whether an example is the first of its person, and near none that counts.
 
     A person's examples may be in an update together. They look alike, so they are named together.

@@ -230,7 +230,12 @@ class PlanContext:
         places = self._outside(size, clients, seed, strangers=False)
         return self._of_places(size, clients, seed, places)
 
-    def acquaintances(self, size: int, clients: int, seed: int) -> tuple[Batch, Tensor] | None:
+    def acquaintances(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+    ) -> tuple[Batch, Tensor] | None:
         """Other examples of persons in these batches and of MOST others, and whose they are.
 
         All of a person's examples outside of the batches are here. None if nobody knows who is who.
@@ -245,7 +250,14 @@ class PlanContext:
         kept = places[torch.isin(people[places], torch.cat([shown, people[taken]]))]
         return self.batch(kept), people[kept]
 
-    def _outside(self, size: int, clients: int, seed: int, *, strangers: bool = True) -> Tensor:
+    def _outside(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+        *,
+        strangers: bool = True,
+    ) -> Tensor:
         """Private and test examples outside of these batches; of `strangers` to them alone."""
         order = self._order(size, clients, seed)
         taken = order[: size * clients]
@@ -255,7 +267,13 @@ class PlanContext:
             rest = rest[~torch.isin(people[rest], people[taken])]
         return rest
 
-    def _of_places(self, size: int, clients: int, seed: int, rest: Tensor) -> Batch | None:
+    def _of_places(
+        self,
+        size: int,
+        clients: int,
+        seed: int,
+        rest: Tensor,
+    ) -> Batch | None:
         if not len(rest):
             return None
         taken = self._order(size, clients, seed)[: size * clients]

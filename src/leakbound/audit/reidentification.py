@@ -137,12 +137,17 @@ class _People(NamedTuple):
 
 
 def _people(
-    unit: Experiment, record: records.Assessment, context: PlanContext, *, by_person: bool
+    unit: Experiment,
+    record: records.Assessment,
+    context: PlanContext,
+    *,
+    by_person: bool,
 ) -> _People:
     drawn = unit.batch_size, record.clients, unit.seed
     batches = context.batches(*drawn)
     truth = Batch(
-        torch.cat([one.inputs for one in batches]), torch.cat([one.labels for one in batches])
+        torch.cat([one.inputs for one in batches]),
+        torch.cat([one.labels for one in batches]),
     )
     persons = persons_of(context, *drawn)
     known = context.acquaintances(*drawn) if by_person else None
