@@ -15,7 +15,7 @@ update's example with the same probability, and 1 / M and F(1 / M) hold as befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,11 +161,23 @@ def reidentify(
     score = matcher_of(matcher, criterion.domain) if isinstance(matcher, str) else matcher
     source = source or stream(0, "gallery")
     if other_persons is None:
-        galleries = _of_examples(truth, others, candidates, source)
+        galleries = _of_examples(
+            truth,
+            others,
+            candidates,
+            source,
+        )
     elif persons is None:
         raise ValueError("other_persons is without persons; give whom each true example is of")
     else:
-        galleries = _of_persons(truth, others, persons, other_persons, candidates, source)
+        galleries = _of_persons(
+            truth,
+            others,
+            persons,
+            other_persons,
+            candidates,
+            source,
+        )
     counted = galleries.counted & _first_of_each(criterion, truth.inputs.cpu(), persons)
     # Only what is in a gallery is scored, in an order that says nothing.
     used = torch.unique(torch.cat([galleries.true[galleries.counted], *galleries.others]))
@@ -236,10 +248,7 @@ def _of_examples(
             "re-identification needs two candidates or more for each example: give more other "
             "examples with the labels of the true ones"
         )
-    drawn = {
-        group: iter(torch.split(places[permutation(len(places), source)], count))
-        for group, places in members.items()
-    }
+    drawn = {group: _parts(places, count, source) for group, places in members.items()}
     return _Galleries(
         true=torch.arange(truth.size),
         others=[truth.size + next(drawn[int(group)]) for group in groups],
@@ -276,10 +285,7 @@ def _of_persons(
             "re-identification by person needs persons with another example outside of the batch, "
             "and others with as many examples: leave by person out"
         )
-    drawn = {
-        one: iter(torch.split(torch.from_numpy(some)[permutation(len(some), source)], count))
-        for one, some in free.items()
-    }
+    drawn = {one: _parts(torch.from_numpy(some), count, source) for one, some in free.items()}
     true = torch.arange(truth.size)
     counted = torch.zeros(truth.size, dtype=torch.bool)
     galleries = []
@@ -296,7 +302,22 @@ def _of_persons(
                 shown.append(_another(owner, other, _one_of(mine, source), source))
             gallery = torch.tensor(shown)
         galleries.append(gallery)
-    return _Galleries(true, galleries, counted, 1 + count)
+    return _Galleries(
+        true=true,
+        others=galleries,
+        counted=counted,
+        size=1 + count,
+    )
+
+
+def _parts(
+    places: Tensor,
+    count: int,
+    source: torch.Generator,
+) -> Iterator[Tensor]:
+    """Random parts of so many places, none in two."""
+    order = permutation(len(places), source)
+    return iter(torch.split(places[order], count))
 
 
 def _another(

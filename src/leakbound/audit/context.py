@@ -215,41 +215,6 @@ class PlanContext:
         """
         return self._of_places(size, clients, seed, self._outside(size, clients, seed))
 
-    def gallery(
-        self,
-        size: int,
-        clients: int,
-        seed: int,
-    ) -> Batch | None:
-        """As `others`, with other examples of persons in the batches; None if it is the same.
-
-        A gallery without them names those persons: others have several examples in it.
-        """
-        if self.dataset.people is None:
-            return None
-        places = self._outside(size, clients, seed, strangers=False)
-        return self._of_places(size, clients, seed, places)
-
-    def acquaintances(
-        self,
-        size: int,
-        clients: int,
-        seed: int,
-    ) -> tuple[Batch, Tensor] | None:
-        """Other examples of persons in these batches and of MOST others, and whose they are.
-
-        All of a person's examples outside of the batches are here. None if nobody knows who is who.
-        """
-        people = self.dataset.people
-        if people is None:
-            return None
-        taken = self._order(size, clients, seed)[: size * clients]
-        places = self._outside(size, clients, seed, strangers=False)
-        strangers = torch.unique(people[self._outside(size, clients, seed)])
-        shown = strangers[permutation(len(strangers), stream(seed, "acquaintances"))[:MOST]]
-        kept = places[torch.isin(people[places], torch.cat([shown, people[taken]]))]
-        return self.batch(kept), people[kept]
-
     def _outside(
         self,
         size: int,
@@ -388,6 +353,60 @@ def persons_of(context: PlanContext, size: int, clients: int, seed: int) -> Tens
     people = context.dataset.people
     taken = context._order(size, clients, seed)[: size * clients]
     return None if people is None else people[taken]
+
+
+def gallery_of(
+    context: PlanContext,
+    size: int,
+    clients: int,
+    seed: int,
+) -> Batch | None:
+    """As `others`, with other examples of persons in the batches; None if it is the same.
+
+    A gallery without them names those persons: others have several examples in it.
+    """
+    if context.dataset.people is None:
+        return None
+    places = context._outside(
+        size,
+        clients,
+        seed,
+        strangers=False,
+    )
+    return context._of_places(
+        size,
+        clients,
+        seed,
+        places,
+    )
+
+
+def acquaintances_of(
+    context: PlanContext,
+    size: int,
+    clients: int,
+    seed: int,
+) -> tuple[Batch, Tensor] | None:
+    """Other examples of persons in these batches and of MOST others, and whose they are.
+
+    All of a person's examples outside of the batches are here. None if nobody knows who is who.
+    """
+    people = context.dataset.people
+    if people is None:
+        return None
+    taken = context._order(size, clients, seed)[: size * clients]
+    places = context._outside(
+        size,
+        clients,
+        seed,
+        strangers=False,
+    )
+    others = context._outside(size, clients, seed)
+    strangers = torch.unique(people[others])
+    order = permutation(len(strangers), stream(seed, "acquaintances"))
+    shown = strangers[order[:MOST]]
+    kept = places[torch.isin(people[places], torch.cat([shown, people[taken]]))]
+    return context.batch(kept), people[kept]
 
 
 def others_in_round(

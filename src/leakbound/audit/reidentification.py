@@ -17,7 +17,13 @@ from leakbound._util import files
 from leakbound.assess import record as records
 from leakbound.assess.measure import GAP
 from leakbound.assess.reidentification import CANDIDATES, Matcher, reidentify
-from leakbound.audit.context import PlanContext, one_thread, persons_of
+from leakbound.audit.context import (
+    PlanContext,
+    acquaintances_of,
+    gallery_of,
+    one_thread,
+    persons_of,
+)
 from leakbound.audit.experiment import criterion_of
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Experiment
@@ -150,10 +156,10 @@ def _people(
         torch.cat([one.labels for one in batches]),
     )
     persons = persons_of(context, *drawn)
-    known = context.acquaintances(*drawn) if by_person else None
+    known = acquaintances_of(context, *drawn) if by_person else None
     if known is not None:
         return _People(truth, known[0], persons, known[1])
-    gallery = context.gallery(*drawn)
+    gallery = gallery_of(context, *drawn)
     return _People(truth, context.others(*drawn) if gallery is None else gallery, persons)
 
 
