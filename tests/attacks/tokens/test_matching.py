@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense, Quantization, TopK
 from leakbound.domains import TokenDomain
+from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import next_labels
 from leakbound.protocol import play
 from leakbound.randomness import stream
@@ -213,3 +215,17 @@ def test_a_tensor_counts_by_its_signal():
     first = cosine(guess[:, :8], seen[:, :8], None, [])
     found = cosine_signal(guess, seen, torch.ones(1, 20), spans)
     assert float(found) == pytest.approx(float(first))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_known_tokens_stay_at_their_places(kind):
+    """Under noise that hides which tokens occur: the search must not move what is known."""
+    task, tokens = task_of(kind), drawn(2)
+    labels = torch.tensor([0, 1]) if kind == "encoder" else None
+    seen = seen_by(task, tokens, GaussianNoise(3e-3), labels)
+    parts = known_parts(task.domain, "places:0,2,5")
+    seen = replace(seen, known=KnownValues(parts, parts.values(tokens)))
+    assert set(parts.values(tokens).flatten().tolist()) <= set(candidates_of(seen).tolist())
+    answer = TokenMatching(steps=60, restarts=1, moves=20)(seen, stream(0, "attack"))
+    # In the order of the known values, as the search holds them.
+    assert torch.equal(parts.values(answer.inputs), parts.values(tokens))

@@ -51,6 +51,8 @@ class TokenMatching(Attack):
     It needs no exact gradient, so it applies to noise, compression, several local steps and other
     optimizers, where spans fail. It simulates what is known of the client and its defense.
 
+    Known tokens stay at their places, and are candidates.
+
     `problem` is None only if the sequences explain the update up to rounding and known noise, and
     no search found others that do. There is no certificate.
 
@@ -146,6 +148,7 @@ def candidates_of(observation: Observation) -> Tensor:
             continue
         if tokens:
             break
+    known = observation.known
     places = observation.examples * domain.length
     changed = getattr(observation.defense, "links", True)  # not known, or there are some
     if changed and 2 * len(tokens) < places:
@@ -153,6 +156,7 @@ def candidates_of(observation: Observation) -> Tensor:
     if not tokens:
         return torch.arange(domain.vocabulary)
     tokens |= labels_in_outputs(observation)
+    tokens |= set() if known is None else {*known.values.flatten().tolist()}
     return torch.tensor(sorted(tokens if domain.padding is None else tokens | {domain.padding}))
 
 
@@ -227,7 +231,7 @@ class _Matching:
             self.settings,
             self.objective,
             generator,
-            images=_Weights(start),
+            images=_Weights(start, *self._fixed()),
         )
         result = solve(self.settings, [search])[0]
         labels = self.labels if self.labels is not None else result.labels
@@ -298,7 +302,9 @@ class _Matching:
         weights = self._one_hot(tokens).requires_grad_()
         match = self.objective.match(self.objective.rows(weights, labels))
         slope = torch.autograd.grad(match, weights)[0]
-        return slope - (slope * weights.detach()).sum(-1, keepdim=True)
+        change = slope - (slope * weights.detach()).sum(-1, keepdim=True)
+        # No other token stands at a known place.
+        return change.masked_fill(self._fixed()[0] & (weights == 0), torch.inf)
 
     def _options(self, tokens: Tensor, labels: Tensor) -> list[Tensor]:
         """The changes that the derivative suggests most: another token, two that swap, one that
@@ -352,6 +358,17 @@ class _Matching:
     def _value(self, tokens: Tensor, labels: Tensor) -> float:
         return float(self.objective.match(self.objective.rows(self._one_hot(tokens), labels)))
 
+    def _fixed(self) -> tuple[Tensor, Tensor]:
+        """(n, 1) where the attacker knows the token, and the weights (B, n, K) there."""
+        known = self.observation.known
+        length = token_domain(self.observation.task).length
+        if known is None:
+            nowhere = torch.zeros(length, 1, dtype=torch.bool, device=self.candidates.device)
+            return nowhere, self.objective.seen.new_zeros(1, length, len(self.candidates))
+        # Elsewhere stands any candidate; the mask leaves it out.
+        any_token = self.candidates[:1].expand(self.observation.examples, length)
+        return known.mask[:, None], self._one_hot(known.filled(any_token))
+
     def _places(self, tokens: Tensor) -> Tensor:
         """The numbers of tokens among the candidates, which are in increasing order."""
         return torch.searchsorted(self.candidates, tokens)
@@ -379,14 +396,16 @@ def _least(values: Tensor, count: int) -> list[int]:
 
 
 class _Weights(Images):
-    """The variables of the search: logits (B, n, K) of the weights."""
+    """The variables of the search: logits (B, n, K) of the weights; `fixed` ones where `mask`."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, mask: Tensor, fixed: Tensor) -> None:
         self.logits = start.requires_grad_()
         self.variables = [self.logits]
+        self.mask = mask
+        self.fixed = fixed
 
     def __call__(self) -> Tensor:
-        return self.logits.softmax(-1)
+        return torch.where(self.mask, self.fixed, self.logits.softmax(-1))
 
 
 def _labels(

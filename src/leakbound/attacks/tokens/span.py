@@ -69,7 +69,8 @@ class TokenSpan(Attack):
     before. The attack extends prefixes by the candidates, and keeps those whose newest input lies
     in the span. In an encoder with one example, each place has one candidate. With several, the
     attack changes one token at a time, while the mean distance from the span falls. This finds few
-    sequences if the batch is larger than 2.
+    sequences if the batch is larger than 2. Known tokens are the only candidates of their places,
+    and examples with different ones are searched apart.
 
     Singular values above the edge of the known noise, or of rounding, are the span's rank. With
     noise, a point may be as far from the span as its weights and the noise say (chi-square).
@@ -131,7 +132,15 @@ class TokenSpan(Attack):
         def one(row: SentRow) -> Answer:
             if row.is_zero:
                 return Answer(filled(row, ()), VANISHED)
-            search = _Search(scene, row, *scene.listed(row), self, generator)
+            options, placed = scene.listed(row)
+            search = _Search(
+                scene,
+                row,
+                _groups(row, options),
+                placed,
+                self,
+                generator,
+            )
             held = search.tokens
             if not held:
                 said = (
@@ -187,7 +196,10 @@ def span_of(
     # Rounding errors are nearly as independent as noise: EDGE covers the difference.
     least = EDGE * rounding * float(gradient.double().square().mean().sqrt())
 
-    def ranked(s: Tensor, edge: float) -> int:
+    def ranked(
+        s: Tensor,
+        edge: float,
+    ) -> int:
         rank = int((s > max(known, least) * edge).sum())
         # Nothing lies below the edge: undeclared noise fills all directions.
         if not noise and rank == len(s) > 2:
@@ -232,9 +244,20 @@ class _Scene:
         problem = None
         if not task.plan.is_gradient:
             problem = "several local steps change what layers get, so their spans are not exact"
-        return _Scene(observation, task, domain, first, later, problem)
+        return _Scene(
+            observation,
+            task,
+            domain,
+            first,
+            later,
+            problem,
+        )
 
-    def span(self, group: Readers, row: SentRow) -> Span:
+    def span(
+        self,
+        group: Readers,
+        row: SentRow,
+    ) -> Span:
         """The span of a group's gradient in a row, of at most as many directions as tokens."""
         known = None
         if row.variance is not None:
@@ -281,7 +304,10 @@ class _Scene:
         return each if placed else each * length, placed
 
 
-def _inside(span: Span, points: Tensor) -> Tensor:
+def _inside(
+    span: Span,
+    points: Tensor,
+) -> Tensor:
     """(...,) whether points (..., d) lie in a span; far ones are sorted out in their own type."""
     basis = span.basis.to(points)
     square = points.square().sum(-1)
@@ -298,12 +324,55 @@ def _inside(span: Span, points: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class _Group:
+    """Examples with the same known tokens: the candidates (K,) of every place, whether a place is
+    known (n,), and how many examples there are.
+    """
+
+    options: tuple[Tensor, ...]
+    known: tuple[bool, ...]
+    count: int
+
+
+def _groups(
+    row: SentRow,
+    options: tuple[Tensor, ...],
+) -> list[_Group]:
+    """The examples of a row by their known tokens; all are one group if none is known."""
+    known = row.known
+    if known is None:
+        return [_Group(options, (False,) * len(options), row.count)]
+    mask = known.mask.clone()
+    if shifted(row.task):
+        # The last token has no gradient, so the search ends before it.
+        mask[-1] = False
+    blank = torch.zeros(row.count, len(options), dtype=torch.int64)
+    each, counts = torch.unique(
+        known.filled(blank) * mask,
+        dim=0,
+        return_counts=True,
+    )
+    given = tuple(mask.tolist())
+    return [
+        _Group(
+            tuple(
+                whole[place, None] if given[place] else tokens
+                for place, tokens in enumerate(options)
+            ),
+            given,
+            count,
+        )
+        for whole, count in zip(each, counts.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
 class _Search:
     """The search for the sequences behind a row of the update, with the scene's candidates."""
 
     scene: _Scene
     row: SentRow
-    options: tuple[Tensor, ...]
+    groups: list[_Group]
     placed: bool
     attack: TokenSpan
     generator: torch.Generator
@@ -311,12 +380,13 @@ class _Search:
     @property
     def tokens(self) -> list[int]:
         """The candidates of all places, in order."""
-        return sorted({token for options in self.options for token in options.tolist()})
+        each = (options for group in self.groups for options in group.options)
+        return sorted({token for options in each for token in options.tolist()})
 
     def run(self) -> tuple[Tensor, float, str | None]:
         """Sequences (K, n), the largest distance of their places, and what is not known."""
         scene = self.scene
-        single = all(len(options) <= 1 for options in self.options)
+        single = all(len(options) <= 1 for options in self.groups[0].options)
         if self.row.count == 1 and single and self.placed:
             return self._alone()
         if not self.tests:
@@ -403,7 +473,7 @@ class _Search:
     def _alone(self) -> tuple[Tensor, float, str | None]:
         """One example, whose places have one candidate each."""
         domain = self.scene.domain
-        options = self.options
+        options = self.groups[0].options
         length = sum(len(tokens) > 0 for tokens in options)
         if not all(len(tokens) for tokens in options[:length]):
             return self._none("places without a candidate lie between others")
@@ -418,17 +488,27 @@ class _Search:
             said.append(f"only {length} of {domain.length} places have a candidate")
         return sequence[None], left, "; ".join(said) or None
 
-    def _prefixes(self) -> tuple[Tensor, float, str | None]:
-        """Sequences of a causal model, by prefixes."""
-        domain = self.scene.domain
+    def _extended(
+        self,
+        group: _Group,
+        last: int,
+    ) -> tuple[list[Tensor], float, int] | str:
+        """The prefixes of a group that no candidate extends, or that reach the place `last`; their
+        largest distance and the number of those tested. Or why the search ended.
+        """
         alive = torch.zeros(1, 0, dtype=torch.int64)
         ended: list[Tensor] = []
         worst = 0.0
         tests = 0
-        last = domain.length - shifted(self.scene.task)
-        for options in self.options[:last]:
+        sure = True
+        for place, options in enumerate(group.options[:last]):
             if is_over():
-                return self._none(OUT_OF_TIME)
+                return OUT_OF_TIME
+            sure &= group.known[place]
+            if sure and int(options[0]) != self.scene.domain.padding:
+                # What the attacker knows from the start on needs no test.
+                alive = torch.cat([alive, options[None]], 1)
+                continue
             longer = torch.cat(
                 [alive.repeat_interleave(len(options), 0), options.repeat(len(alive))[:, None]], 1
             )
@@ -443,8 +523,26 @@ class _Search:
                 worst = max(worst, float(away[kept].max()))
             alive = longer[kept]
             if len(alive) > (most := self.attack.prefixes):
-                return self._none(f"more than {most} prefixes pass the later layers' tests")
-        ended = self._whole([row for row in [*ended, *alive] if len(row)], last)
+                return f"more than {most} prefixes pass the later layers' tests"
+        return self._whole([row for row in [*ended, *alive] if len(row)], last), worst, tests
+
+    def _prefixes(self) -> tuple[Tensor, float, str | None]:
+        """Sequences of a causal model, by prefixes."""
+        domain = self.scene.domain
+        ended: list[Tensor] = []
+        worst = 0.0
+        tests = 0
+        last = domain.length - shifted(self.scene.task)
+        many = False
+        for group in self.groups:
+            found = self._extended(group, last)
+            if isinstance(found, str):
+                return self._none(found)
+            rows, away, tested = found
+            many |= len(rows) > group.count
+            ended += rows
+            worst = max(worst, away)
+            tests += tested
         if not ended:
             return self._none("no sequence passes the later layers' tests")
         sequences, said = self._completed(ended)
@@ -459,7 +557,7 @@ class _Search:
                 same = not self.placed and _is_constant(row[:k])
                 distinct.add(tuple(row[: 1 if same else k].tolist()))
         said += self._explained(len(distinct))
-        if len(sequences) != self.row.count:
+        if many or len(sequences) != self.row.count:
             said.append(
                 f"{len(sequences)} distinct sequences are found for {self.row.count} examples"
             )
@@ -476,7 +574,11 @@ class _Search:
             return []
         return [f"{distinct} distinct points are found in spans of {max(ranks)} directions"]
 
-    def _whole(self, ended: list[Tensor], last: int) -> list[Tensor]:
+    def _whole(
+        self,
+        ended: list[Tensor],
+        last: int,
+    ) -> list[Tensor]:
         """The prefixes that may be sequences: of full length, or of any length with padding.
 
         Without positions, a token repeated from the start has the input that it has alone, so such
@@ -509,25 +611,28 @@ class _Search:
 
         Searches follow the spans in turn, that with the most free directions first.
         """
-        options = self.options
-        if not all(len(tokens) for tokens in options):
+        length = self.scene.domain.length
+        if not all(len(tokens) for group in self.groups for tokens in group.options):
             return self._none("order undecided: a place has no candidate")
         sequences: dict[tuple[int, ...], float] = {}
         tests = 0
         # The more free directions, the less often a wrong sequence looks close.
         guides = sorted(self.tests, key=lambda test: -test[1].free)
-        for turn in range(self.attack.restarts * self.row.count):
-            if len(sequences) == self.row.count or is_over():
-                break
-            start = self._start([*sequences])
-            ends, used = self._down(start, *guides[turn % len(guides)])
-            passed, away = self._tested(ends[None])
-            tests += used
-            if passed:
-                sequences[tuple(ends.tolist())] = float(away)
+        for group in self.groups:
+            found = set[tuple[int, ...]]()
+            for turn in range(self.attack.restarts * group.count):
+                if len(found) == group.count or is_over():
+                    break
+                start = self._start(group, [*sequences])
+                ends, used = self._down(group, start, *guides[turn % len(guides)])
+                passed, away = self._tested(ends[None])
+                tests += used
+                if passed:
+                    found.add(tuple(ends.tolist()))
+                    sequences[tuple(ends.tolist())] = float(away)
         if not sequences:
             return self._none("order undecided: no sequence passes the later layers' tests")
-        said = self._lucky(tests) + self._explained(len(sequences) * len(options))
+        said = self._lucky(tests) + self._explained(len(sequences) * length)
         if len(sequences) != self.row.count:
             said.append(
                 f"{len(sequences)} distinct sequences are found for {self.row.count} examples: the "
@@ -535,11 +640,15 @@ class _Search:
             )
         return torch.tensor([*sequences]), max(sequences.values()), "; ".join(said) or None
 
-    def _start(self, sequences: Sequence[tuple[int, ...]]) -> Tensor:
+    def _start(
+        self,
+        group: _Group,
+        sequences: Sequence[tuple[int, ...]],
+    ) -> Tensor:
         """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
         drawn = []
-        shares = uniform((len(self.options),), self.generator).tolist()
-        for place, tokens in enumerate(self.options):
+        shares = uniform((len(group.options),), self.generator).tolist()
+        for place, tokens in enumerate(group.options):
             used = {row[place] for row in sequences}
             free = [token for token in tokens.tolist() if token not in used] or tokens.tolist()
             drawn.append(free[int(len(free) * shares[place])])
@@ -547,6 +656,7 @@ class _Search:
 
     def _down(
         self,
+        group: _Group,
         start: Tensor,
         name: str,
         span: Span,
@@ -560,7 +670,7 @@ class _Search:
         for _ in range(SWEEPS):
             before = now
             for place in permutation(len(now), self.generator).tolist():
-                options = self.options[place]
+                options = group.options[place]
                 others = now.repeat(len(options), 1)
                 others[:, place] = options
                 each, limits = span.far(self._points(name, others))
