@@ -324,7 +324,7 @@ def _inside(
 
 
 @dataclass(frozen=True, eq=False)
-class _Group:
+class _Alike:
     """Examples with the same known tokens: the candidates (K,) of every place, whether a place is
     known (n,), and how many examples there are.
     """
@@ -337,11 +337,11 @@ class _Group:
 def _groups(
     row: SentRow,
     options: tuple[Tensor, ...],
-) -> list[_Group]:
+) -> list[_Alike]:
     """The examples of a row by their known tokens; all are one group if none is known."""
     known = row.known
     if known is None:
-        return [_Group(options, (False,) * len(options), row.count)]
+        return [_Alike(options, (False,) * len(options), row.count)]
     mask = known.mask.clone()
     if shifted(row.task):
         # The last token has no gradient, so the search ends before it.
@@ -354,7 +354,7 @@ def _groups(
     )
     given = tuple(mask.tolist())
     return [
-        _Group(
+        _Alike(
             tuple(
                 whole[place, None] if given[place] else tokens
                 for place, tokens in enumerate(options)
@@ -372,7 +372,7 @@ class _Search:
 
     scene: _Scene
     row: SentRow
-    groups: list[_Group]
+    groups: list[_Alike]
     placed: bool
     attack: TokenSpan
     generator: torch.Generator
@@ -490,7 +490,7 @@ class _Search:
 
     def _extended(
         self,
-        group: _Group,
+        group: _Alike,
         last: int,
     ) -> tuple[list[Tensor], float, int] | str:
         """The prefixes of a group that no candidate extends, or that reach the place `last`; their
@@ -642,7 +642,7 @@ class _Search:
 
     def _start(
         self,
-        group: _Group,
+        group: _Alike,
         sequences: Sequence[tuple[int, ...]],
     ) -> Tensor:
         """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
@@ -656,7 +656,7 @@ class _Search:
 
     def _down(
         self,
-        group: _Group,
+        group: _Alike,
         start: Tensor,
         name: str,
         span: Span,
