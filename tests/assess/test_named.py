@@ -241,26 +241,24 @@ def test_by_person_needs_another_picture_and_people_alike():
 
 
 @pytest.mark.slow
-def test_noise_of_a_thousand_names_nobody_and_little_noise_does():
+def test_noise_of_a_thousand_names_nobody():
     """The linear trap under DP-SGD on digits, eight in an update, as `simulate` judges it."""
     digits = data.load("digits")
-    named = {1000.0: 0, 0.1: 0}
-    for noise, runs in ((1000.0, RUNS), (0.1, 10)):
-        for run in range(runs):
-            order = permutation(len(digits.labels), stream(run, "drawn"))
-            found = simulate(
-                registry.parse(
-                    "model", "mlp,hidden=[16]", input_shape=(1, 8, 8), classes=10,
-                    generator=stream(run, "model"),
-                ),
-                digits.batch(order[:8]),
-                attack="linear_trap",
-                defense=f"dp_sgd,noise_multiplier={noise}",
-                public=digits.batch(order[8:1500]),
-                threat=ThreatModel(server=Server.MALICIOUS),
-                error_bound="none",
-                seed=run,
-            )  # fmt: skip
-            named[noise] += found.verdict == NAMED
-    assert named[1000.0] <= ALLOWED
-    assert named[0.1] >= 5
+    named = 0
+    for run in range(RUNS):
+        order = permutation(len(digits.labels), stream(run, "drawn"))
+        found = simulate(
+            registry.parse(
+                "model", "mlp,hidden=[16]", input_shape=(1, 8, 8), classes=10,
+                generator=stream(run, "model"),
+            ),
+            digits.batch(order[:8]),
+            attack="linear_trap",
+            defense="dp_sgd,noise_multiplier=1000",
+            public=digits.batch(order[8:1500]),
+            threat=ThreatModel(server=Server.MALICIOUS),
+            error_bound="none",
+            seed=run,
+        )  # fmt: skip
+        named += found.verdict == NAMED
+    assert named <= ALLOWED

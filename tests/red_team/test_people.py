@@ -100,7 +100,7 @@ SITES = {
 
 
 def of_person(facts, sites):
-    record = {"people": 1} | ({} if sites == 1 else {"sites": sites})
+    record = {"people": 1, "sites": sites}
     laws = laws_of(parse({**facts, "record": record}))
     return next(law for law in laws if (law.audience, law.unit) == ("clients", "person"))
 

@@ -142,14 +142,14 @@ def test_a_deployment_states_a_person():
                   "epochs": 1, "normalizer": "expected"},
     }  # fmt: skip
     assert "person" not in {law.unit for law in laws_of(parse(table))}
-    with_people = laws_of(parse(table | {"record": {"people": 4}, "unit": "example"}))
+    with_people = laws_of(parse(table | {"record": {"people": 4, "sites": 1}, "unit": "example"}))
     laws = {law.unit: law for law in with_people if law.audience == "clients"}
     assert laws["person"].bound(np.log(1e-3)) > 2 * laws["example"].bound(np.log(1e-3))
     # the clip of a whole update bounds all of a person's examples at one client
     whole = {
         "clip": {"norm": 1.0, "kind": "l2", "at": "client"}, "correlation": "none", "rounds": 1,
         "noise": {"multiplier": 4.0, "at": "client", "seeded": False},
-        "participation": {"law": "all"}, "record": {"people": 4},
+        "participation": {"law": "all"}, "record": {"people": 4, "sites": 1},
     }  # fmt: skip
     laws = {law.unit: law for law in laws_of(parse(whole)) if law.audience == "clients"}
     assert laws["person"].bound(np.log(1e-3)) == laws["client"].bound(np.log(1e-3))

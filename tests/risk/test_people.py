@@ -19,7 +19,7 @@ from leakbound.data.schema import Schema
 from leakbound.domains import Column
 from leakbound.opacus import risk
 from leakbound.risk import calibrate
-from leakbound.risk.deployment import parse
+from leakbound.risk.deployment import parse, state
 from leakbound.risk.examples import Examples
 
 PEOPLE, MOST = 400, 4
@@ -205,3 +205,29 @@ def test_sites_need_people_and_fit_the_population():
         parse({"record": {"sites": 2}})
     with pytest.raises(ValueError, match=r"record.sites is 9, more than participation.population"):
         parse({"record": {"sites": 9, "people": 1}, "participation": {"population": 4}})
+
+
+def test_sites_that_are_not_stated_are_all():
+    """As every missing key: the worst case, which the row names; without one there is no bound."""
+    facts = {
+        "clip": {"norm": 1.0, "kind": "l2", "at": "client"},
+        "rounds": 1,
+        "noise": {"multiplier": 4.0, "at": "client", "seeded": False},
+        "correlation": "none",
+    }
+
+    def person(population, **record):
+        who = {"law": "all"} | ({} if population is None else {"population": population})
+        given = parse(facts | {"record": {"people": 2, **record}, "participation": who})
+        return next(row for row in state(given) if row.unit == "person")
+
+    stated, unstated = person(5, sites=5), person(5)
+    assert (stated.missing, unstated.missing) == ((), ("record.sites",))
+    assert unstated.rises == stated.rises
+    assert unstated.epsilon == stated.epsilon
+    assert person(5, sites=1).rises[0][1] < unstated.rises[0][1] < 1
+    for population in (None, 101):
+        row = person(population)
+        assert row.missing == ("record.sites",)
+        assert (row.epsilon, row.rises[0][1]) == (None, 1.0)
+        assert "at how many clients a person has examples is not stated" in row.reason

@@ -200,7 +200,8 @@ class Record(_Facts, frozen=True):
         examples_per_client: how many a client holds.
         people: the largest number of one person's examples that a client holds. Rows for a person
             are stated only if it is given.
-        sites: the largest number of clients that hold examples of one person; None is 1.
+        sites: the largest number of clients that hold examples of one person; None: not stated,
+            which counts as all.
         kappa: success of the best fixed guess, if it is known.
         known: the parts of an example that an intruder has, as `domains.known_parts` reads them.
     """

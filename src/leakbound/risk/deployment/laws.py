@@ -39,6 +39,8 @@ AUDIENCES: Final[tuple[Audience, ...]] = ("server", "clients")
 UNITS: Final[tuple[Unit, ...]] = ("client", "example", "any example", "person")
 SEES_ALL = "the server itself sees every update before any noise"
 UNBOUNDED = "no noise hides a client's part, so no bound is known"
+MOST_SITES = 100
+"""Of more clients, no bound is computed for a person who may be at all of them."""
 BITS = 6.0
 """Standard deviations of the noise on the number of clipped clients that a bound allows for."""
 GRID = 64
@@ -225,7 +227,13 @@ def _law_of(
         copies = float(count or math.inf)
     if deployment.rounds is None:
         missing.append("rounds")
-    sites = (deployment.record.sites or 1) if unit == "person" else 1
+    sites = 1
+    if unit == "person":
+        if deployment.record.sites is None:
+            missing.append("record.sites")
+        sites = deployment.record.sites or deployment.participation.population or 0
+        if deployment.record.sites is None and sites > MOST_SITES:
+            sites = 0
     law = AudienceLaw(
         audience,
         unit,
@@ -234,10 +242,13 @@ def _law_of(
         level.exact,
         copies=copies,
         summed=inside,
-        sites=sites,
+        sites=max(1, sites),
     )
     if deployment.rounds is None:
         return law
+    if sites == 0:
+        where = "at how many clients a person has examples is not stated"
+        return replace(law, reason=f"{level.reason}; {where}")
     if level.pure is not None:
         return replace(law, pure=level.pure * deployment.rounds)
     if math.isinf(level.mu):
