@@ -232,3 +232,17 @@ def test_a_captured_update_without_its_truth_measures_nothing(make_captured, tmp
     assert "1 of 1 tested configuration. The update itself proves it." in first
     assert "<table" not in first
     assert "Next step." in first
+
+
+def test_a_limit_with_known_parts_is_for_every_intruder(
+    look, make_assessment, make_defense, make_bound
+):
+    """The legend of such a page is about intruders: its hatch is that of no further condition."""
+    own = make_assessment(
+        defense=make_defense("dp", z=5.0),
+        psnr=[9.0],
+        bounds=[proved(make_bound, 0.03, "known parts")],
+    )
+    ((line,),) = (view.lines for view in look([own]).views)
+    assert (line.excluded, line.excluded_if) == (0.03, 0.03)
+    assert line.limit == "≤ 0.03 with the known parts"

@@ -27,7 +27,7 @@ from leakbound.report.attackers import attacker_sentences, audience
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Strip
 from leakbound.report.sentences import advice, answer, shortened, undefended
-from leakbound.report.settings import SettingRow, by_setting, setting_row
+from leakbound.report.settings import CONDITIONS, SettingRow, by_setting, setting_row
 from leakbound.report.tables import NO_DEFENSE, AttackKey, Names, RunSummary, title
 from leakbound.report.template import listing, upper_bound
 
@@ -75,8 +75,13 @@ class Line:
 
     @property
     def excluded(self) -> float:
-        """From where on a theorem excludes every attacker without a condition; 1: nowhere."""
-        return min((one.probability for one in self.row.limits if not one.condition), default=1.0)
+        """From where on a theorem excludes every stranger, or intruder, on any model; 1: nowhere.
+
+        Who has the known parts is an intruder: for them these are no further condition.
+        """
+        free = ("", CONDITIONS["known parts"])
+        some = (one.probability for one in self.row.limits if one.condition in free)
+        return min(some, default=1.0)
 
     @property
     def excluded_if(self) -> float:
