@@ -160,7 +160,11 @@ def _goal(
     """The deployment with what the data count, the target, and the prior; a gain needs none."""
     gain = GainTarget.parse(command.target)
     if command.radius != 1:
-        raise ValueError(f"radius is {command.radius:g}, and a deployment takes 1; leave it out")
+        raise ValueError(
+            f"radius is {command.radius:g}, which is measured at one model and for the gradient of "
+            "one example; the rounds of a deployment have other models, and may clip whole "
+            "updates: leave it out"
+        )
     if gain is not None:
         given = {"data": command.data, "prior": command.prior, "known": command.known}
         refuse_given(given, gain)
