@@ -16,7 +16,7 @@ from leakbound.attacks import SpanDecoding, TabLeak
 from leakbound.attacks.base import SentRow
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.matching.rows import _aligned
-from leakbound.attacks.table.decoding import Survivors, decode, rows_span
+from leakbound.attacks.table.decoding import Survivors, _searched, decode, rows_span
 from leakbound.attacks.table.fit import Fit, _inverse
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
@@ -30,7 +30,7 @@ from leakbound.core import (
     ThreatModel,
     Unit,
 )
-from leakbound.defenses import GaussianNoise, MagnitudePruning, NoDefense
+from leakbound.defenses import GaussianNoise, MagnitudePruning, NoDefense, Quantization
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.protocol import play
@@ -280,3 +280,18 @@ def test_searches_with_known_columns_pool_rows_in_their_order():
     best = Reconstruction(rows)
     assert torch.equal(_aligned(domain, best, other, known).inputs, other.inputs)
     assert torch.equal(_aligned(domain, best, other, None).inputs, other.inputs.flip(0))
+
+
+def test_where_the_noise_is_a_guess_rows_of_the_span_stay(german, monkeypatch):
+    names = ",".join(column.name for column in german.domain.columns[:KNOWN])
+    rows = german.inputs[:4]
+    observation = seen(german.domain, rows, names, Quantization(8))
+    spans = _searched(
+        SentRow(observation, observation.task, 0, 4), view(observation.task, german.domain), 1000
+    )
+    assert spans.problem is not None
+    # A fit that says something else everywhere, and calls it likelier.
+    other = observation.known.filled(german.inputs[[500, 501, 502, 503]]).double()
+    monkeypatch.setattr(Fit, "rows", lambda self: other)
+    monkeypatch.setattr(Fit, "cost", lambda self, rows: (-float((rows == other).sum()), 0.5))
+    assert torch.equal(attacked(observation).inputs, spans.inputs.float())

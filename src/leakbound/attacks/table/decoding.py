@@ -279,12 +279,23 @@ def decoded(
     if fit is None:
         return answer
     fitted = fit.rows()
+    if _noise_unknown(row):
+        # The fit's noise is a guess then: rows that the span gave stay.
+        blind = seen.domain.hard(prior_rows(row, seen.domain))
+        found = (seen.domain.hard(answer.inputs) != blind).any(1, keepdim=True)
+        fitted = torch.where(found, answer.inputs, fitted)
     cost, left = fit.cost(fitted)
     if cost >= fit.cost(answer.inputs)[0]:
         return answer
     return Answer(
         fitted, f"rows are estimates that the known columns allow ({answer.problem})", left
     )
+
+
+def _noise_unknown(row: SentRow) -> bool:
+    """Whether a fit has to estimate the noise: errors of a quantization are not Gaussian."""
+    weights = row.observation.weights
+    return row.variance is None and (weights is None or bool(weights[row.at].all()))
 
 
 def _searched(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
