@@ -282,7 +282,7 @@ def test_searches_with_known_columns_pool_rows_in_their_order():
     assert torch.equal(_aligned(domain, best, other, None).inputs, other.inputs.flip(0))
 
 
-def test_where_the_noise_is_a_guess_rows_of_the_span_stay(german, monkeypatch):
+def test_where_the_noise_is_estimated_rows_of_the_span_stay(german, monkeypatch):
     names = ",".join(column.name for column in german.domain.columns[:KNOWN])
     rows = german.inputs[:4]
     observation = seen(german.domain, rows, names, Quantization(8))

@@ -280,7 +280,7 @@ def decoded(
         return answer
     fitted = fit.rows()
     if _noise_unknown(row):
-        # The fit's noise is a guess then: rows that the span gave stay.
+        # The fit's noise is an estimate then: rows that the span gave stay.
         blind = seen.domain.hard(prior_rows(row, seen.domain))
         found = (seen.domain.hard(answer.inputs) != blind).any(1, keepdim=True)
         fitted = torch.where(found, answer.inputs, fitted)
