@@ -173,6 +173,7 @@ CHAINS = [
 FEW = {
     "sparse_gradient_inversion": attacks.sparse_gradient_inversion(steps=10),
     "sparse_gradient_inversion_paper": attacks.sparse_gradient_inversion_paper(steps=5),
+    "attribute_filter": attacks.AttributeFilter(replays=2, tests=19, tried=1),
     "candidate_likelihood": attacks.CandidateLikelihood(),
     "correlated_trap": attacks.CorrelatedTrap(),
     "cocktail_party_images": attacks.CocktailPartyImages(),

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from leakbound import Batch, data, models, simulate
 from leakbound._util.results import Fact
-from leakbound.assess.facts import together, zero_values
-from leakbound.assess.record import EXPOSED, FACTS, UNDECIDED, WORDS
+from leakbound.assess.facts import confirmed, together, zero_values
+from leakbound.assess.record import ATTRIBUTE, EXPOSED, FACTS, UNDECIDED, WORDS
 from leakbound.assess.sentences import of_fact, ordered
-from leakbound.assess.verdict import decide, verdict
+from leakbound.assess.verdict import decide, of_configuration, verdict
 from leakbound.attacks import ConstantImage
 from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
 from leakbound.core import Task
@@ -29,6 +30,55 @@ def test_facts_have_a_verdict_of_their_own():
     assert decide(exposed=True, facts=[fact()]) == EXPOSED
     assert verdict([], facts=[fact(level=0.02)]) == UNDECIDED
     assert verdict([], facts=[fact(level=0.01)]) == FACTS
+
+
+def read(*items, places=None, level=0.01):
+    places = tuple(range(len(items))) if places is None else places
+    return fact(
+        kind="attribute",
+        subject="foreign_worker",
+        items=items,
+        examples=places,
+        count=len(items),
+        level=level,
+    )
+
+
+def test_an_attribute_is_exposed_if_it_is_read_and_right():
+    assert decide(facts=[fact(kind="words"), read("yes")]) == ATTRIBUTE
+    assert verdict([], facts=[read("yes", level=0.02)]) == UNDECIDED
+    rows = data.load("german")
+    truth = rows.batch(torch.arange(3))
+    values = [row[-1] for row in rows.domain.rows(truth.inputs)]
+    wrong = {"yes": "no", "no": "yes"}[values[1]]
+    [kept] = confirmed([read(values[0], wrong)], truth, rows.domain)
+    assert (kept.items, kept.examples, kept.count, kept.level) == ((values[0],), (0,), 1, 0.01)
+    [guess] = confirmed([read(wrong, places=(1,))], truth, rows.domain)
+    assert guess.level == 1.0
+    assert verdict([], facts=[guess]) == UNDECIDED
+    assert of_fact(read("yes", "no", places=(2, 0))).startswith(
+        "foreign_worker is read: yes of example 3, no of example 1 (wrong with probability 0.01"
+    )
+
+
+def test_many_experiments_are_many_tries():
+    digits = data.load("mnist5k")
+    one = simulate(
+        nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+        digits.batch(torch.tensor([0])),
+        attack=BLIND,
+        **OFF,
+    ).assessment
+
+    def run(level, **more):
+        return replace(one, verdict=ATTRIBUTE, facts=(read("yes", level=level),), **more)
+
+    def missed():
+        return replace(one, verdict=UNDECIDED, facts=(read("yes", level=0.6),))
+
+    assert of_configuration([run(0.005), missed()]) == ATTRIBUTE
+    assert of_configuration([run(0.01), missed(), missed()]) == UNDECIDED
+    assert of_configuration([run(0.01), run(0.01), run(0.01)]) == ATTRIBUTE
 
 
 def test_sensitive_and_rare_ones_come_first():

@@ -169,3 +169,42 @@ def test_columns_that_the_schema_marks_are_known(table, tmp_path, capsys):
     attack(*more, "--out", "three", schema="marked.toml")
     assert "nobody says the values" in capsys.readouterr().err
     assert records(tmp_path / "three")[0].threat.known == ""
+
+
+def test_one_unknown_column_is_read_without_its_truth(table, tmp_path, capsys):
+    """Who knows all but a column reads it from an update of four; nobody gives the truth."""
+    table([1, 2, 3, 4])
+    sick = data.load("t.csv", schema=tmp_path / "s.toml").labels[1:5].int().tolist()
+    known = ["--known", "all but smoker", "--known-values", "truth.csv"]
+    more = [
+        *known,
+        "--labels",
+        ",".join(map(str, sick)),
+        "--learning-rate",
+        "0.1",
+        "--local-steps",
+        "1",
+    ]
+    name = ["--attack", "attribute_filter"]
+    assert attack(*more, *name, "--out", "rep") == EXPOSED_CODE
+    (record,) = records(tmp_path / "rep")
+    assert record.verdict == "attribute exposed"
+    [fact] = [fact for fact in record.facts if fact.kind == "attribute"]
+    true = [
+        row["smoker"] for row in csv.DictReader((tmp_path / "truth.csv").read_text().splitlines())
+    ]
+    assert fact.items == tuple(true[place] for place in fact.examples)
+    assert fact.level <= 0.01
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "smoker is read: " in shown
+    page = (tmp_path / "rep" / "report.html").read_text()
+    assert "reveals smoker of" in page
+    assert "whose other columns are known (wrong with probability" in page
+    # Another update, of other people, does not fit what is known.
+    table([11, 12, 13, 14])
+    (tmp_path / "others.csv").write_bytes((tmp_path / "truth.csv").read_bytes())
+    table([1, 2, 3, 4])
+    others = ["--known", "all but smoker", "--known-values", "others.csv", *more[4:]]
+    attack(*others, *name, "--out", "two")
+    (record,) = records(tmp_path / "two")
+    assert record.verdict != "attribute exposed"

@@ -40,15 +40,16 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 LISTED = 1000
 """Most items that a fact lists; their count has no limit."""
-FactKind = Literal["words", "levels", "classes", "zero values", "batch statistics"]
+FactKind = Literal["attribute", "words", "levels", "classes", "zero values", "batch statistics"]
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that an update reveals about its examples, though no example is reconstructed.
 
     Attributes:
-        kind: "words" of a text, "levels" of a column, "classes" of the labels, "zero values" of all
-            inputs, "batch statistics".
+        kind: "attribute", the unknown column of examples whose other columns are known; "words" of
+            a text, "levels" of a column, "classes" of the labels, "zero values" of all inputs,
+            "batch statistics".
         subject: the column or layer that it is about; "" for all of the input.
         items: what is revealed, as text; what matters most comes first, and long lists are cut.
         count: how many items there are.
@@ -56,6 +57,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             `assumes`.
         assumes: what must be true of the client's training, as the end of a sentence.
         sensitive: the schema says that the subject is.
+        examples: of an attribute, the example of each item, from 0.
     """
 
     kind: FactKind
@@ -65,3 +67,4 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     assumes: str
     sensitive: bool = False
+    examples: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()

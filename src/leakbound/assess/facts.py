@@ -81,6 +81,35 @@ def facts_of(
     return together((*attacked, *more, *([] if zeros is None else [zeros])), domain, public)
 
 
+def confirmed(
+    facts: Iterable[Fact],
+    truth: Batch,
+    domain: Domain,
+) -> tuple[Fact, ...]:
+    """The facts, and of attributes only the values that are those of the true examples.
+
+    A wrong one shows nothing, whatever its p-value: if none is right, the level of the fact is 1.
+    """
+    return tuple(
+        _right(fact, truth, domain) if fact.kind == "attribute" else fact for fact in facts
+    )
+
+
+def _right(
+    fact: Fact,
+    truth: Batch,
+    domain: Domain,
+) -> Fact:
+    columns = domain.fields(None, truth.inputs).columns or ()
+    [values] = (column.reconstruction for column in columns if column.name == fact.subject)
+    pairs = zip(fact.items, fact.examples, strict=True)
+    right = [(item, place) for item, place in pairs if values[place] == item]
+    if not right:
+        return replace(fact, level=1.0)
+    items, places = zip(*right, strict=True)
+    return replace(fact, items=items, examples=places, count=len(items))
+
+
 def together(
     facts: Iterable[Fact],
     domain: Domain | None = None,
@@ -95,7 +124,7 @@ def together(
     often = {} if domain is None or public is None else domain.frequencies(public.inputs)
 
     def ranked(fact: Fact) -> Fact:
-        if not often:
+        if not often or fact.examples:
             return fact
         items = sorted(fact.items, key=lambda item: often.get((fact.subject, item), 0.0))
         return replace(fact, items=tuple(items))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import OUTSIDE, Proof, certificate
 from leakbound.assess.chance import Replay
-from leakbound.assess.facts import facts_of
+from leakbound.assess.facts import confirmed, facts_of
 from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.assess.measure import Measured, measure, objective_of, shown
 from leakbound.assess.record import Assessment, Reidentification
@@ -131,10 +131,13 @@ def judge(
             decoys=evidence.decoys,
             proved=proof.certificate is not None,
             once=release.of_public,
-            replay=evidence.replay,
+            # What read a level has tested it against trainings already.
+            replay=None if _tested(reconstruction) else evidence.replay,
         )
         proof = _confirmed(proof, measured, release)
     facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)
+    if evidence.truth is not None:
+        facts = confirmed(facts, evidence.truth, domain)
     if evidence.decay is not None:  # a small gradient beside it may have been lost by rounding
         facts = tuple(fact for fact in facts if fact.kind != "zero values")
     reidentified = _reidentified(evidence, settings)
@@ -195,6 +198,10 @@ def judge_given(
         return *judge(evidence, settings), None
     except Contradiction as error:
         return *judge(dataclasses.replace(evidence, truth=None), settings), str(error)
+
+
+def _tested(reconstruction: Reconstruction) -> bool:
+    return any(fact.kind == "attribute" for fact in reconstruction.facts)
 
 
 def _proof(evidence: Evidence) -> Proof:

@@ -26,6 +26,7 @@ DELTA: Final = 1e-5
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
 NAMED: Final = "person named"
+ATTRIBUTE: Final = "attribute exposed"
 WORDS: Final = "words exposed"
 FACTS: Final = "facts exposed"
 RECOVERABLE: Final = "recoverable in principle"
@@ -44,6 +45,7 @@ Verdict = Literal[
     "exposed (certified)",
     "exposed",
     "person named",
+    "attribute exposed",
     "words exposed",
     "facts exposed",
     "recoverable in principle",
@@ -61,7 +63,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
 EXPOSURES: Final = (EXPOSED, CERTIFIED)
 """An attack reconstructed an example, by the truth or by a proof."""
-DISCLOSURES: Final = (NAMED, WORDS, FACTS)
+DISCLOSURES: Final = (NAMED, ATTRIBUTE, WORDS, FACTS)
 """No example is reconstructed, but the update reveals something about them."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""

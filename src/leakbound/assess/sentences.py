@@ -10,7 +10,14 @@ from leakbound._util.results import Fact, FactKind
 
 DOUBTED: Final = "a test found"
 GUESS: Final = "guess without an update"
-ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
+ORDER: tuple[FactKind, ...] = (
+    "attribute",
+    "words",
+    "levels",
+    "zero values",
+    "classes",
+    "batch statistics",
+)
 """The kinds of facts, those that say most about a person first."""
 
 
@@ -23,7 +30,11 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
         >>> of_fact(fact, shown=1)
         'of the column city 2 levels occur: Bern and 1 more (certain, if it is SGD)'
     """
-    items = ", ".join(fact.items[:shown])
+    each = fact.items
+    if fact.kind == "attribute":
+        pairs = zip(fact.items, fact.examples, strict=False)
+        each = tuple(f"{item} of example {place + 1}" for item, place in pairs)
+    items = ", ".join(each[:shown])
     left = fact.count - min(shown, len(fact.items))
     named = f"{items} and {left:,} more" if left else items
     count = f"{fact.count:,}"
@@ -31,6 +42,7 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
     layers = len(fact.items) - shown  # the count is that of channels
     where = f"{items} and {layers:,} more" if layers > 0 else items
     words = {
+        "attribute": f"{fact.subject} is read: {named}",
         "words": f"{count} words occur: {named}" if many else f"the word {named} occurs",
         "levels": f"of the column {fact.subject} {count} levels occur: {named}"
         if many

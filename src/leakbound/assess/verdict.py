@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
     ABSENT,
+    ATTRIBUTE,
     CERTIFIED,
     EXPOSED,
     FACTS,
@@ -46,6 +48,9 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "was not given and is not needed.",
     NAMED: "Reconstructions name the right person among others of the same label more often than "
     "chance explains, if the others are drawn like them. No example meets the threshold.",
+    ATTRIBUTE: "The update reveals the one column of a person that the attacker does not know: "
+    "hardly any training with another value looks like it. It holds for this person, if the "
+    "attacker knows what is stated, and is no probability over people.",
     WORDS: "The update reveals words of the client's texts, for certain or at the stated level. No "
     "whole text is reconstructed.",
     FACTS: "The update reveals facts about the client's examples, such as which levels of a column "
@@ -137,6 +142,7 @@ def decide(
         EXPOSED: exposed,
         CERTIFIED: certified,
         NAMED: named,
+        ATTRIBUTE: any(fact.kind == "attribute" for fact in facts),
         WORDS: any(fact.kind == "words" for fact in facts),
         FACTS: bool(facts),
         RECOVERABLE: recoverable,
@@ -200,6 +206,7 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     experiments = list(records)
     if experiments and not any(one.status == "ok" for one in experiments):
         return NOT_RUN
+    experiments = _beyond_tries(experiments)
     # Matches of many experiments are many tries: single levels do not add up to that of all.
     tests = [one.chance for one in experiments if one.chance is not None]
     proved = any(one.certificate is not None for one in experiments) or any(t.closer for t in tests)
@@ -260,6 +267,28 @@ def _by_lot(found: Sequence[Reidentification]) -> float:
         law = np.convolve(law, binom.pmf(np.arange(count + 1), count, 1 / candidates))
     hits = sum(sum(one.answers) for one in found)
     return min(1.0, float(law[hits:].sum()))
+
+
+def _beyond_tries(experiments: list[Assessment]) -> list[Assessment]:
+    """The experiments; attributes that were read in too few of many tries count for nothing."""
+    levels = [
+        1.0 if fact.level is None else fact.level
+        for one in experiments
+        for fact in one.facts
+        if fact.kind == "attribute"
+    ]
+    if simes(levels) <= LEVEL:
+        return experiments
+    return [
+        replace(one, verdict=FACTS if _others(one) else UNDECIDED)
+        if one.verdict == ATTRIBUTE
+        else one
+        for one in experiments
+    ]
+
+
+def _others(one: Assessment) -> bool:
+    return any(fact.kind != "attribute" for fact in counted(one.facts))
 
 
 def by_chance(records: Iterable[Assessment]) -> float | None:

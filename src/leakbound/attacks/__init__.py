@@ -4,6 +4,7 @@ Every attack class and preset exported here is registered under its snake_case n
 """
 
 from leakbound.attacks.analytic import LinearInversion
+from leakbound.attacks.attribute_filter import AttributeFilter
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.codebook import Codebook
@@ -60,6 +61,7 @@ __all__ = [
     "LABEL_RULES",
     "AdapterPursuit",
     "Attack",
+    "AttributeFilter",
     "BestOf",
     "ByNoise",
     "CandidateLikelihood",

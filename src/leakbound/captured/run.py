@@ -24,7 +24,7 @@ from leakbound._util.text import digest, plain
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
-from leakbound.attacks import Attack, FedAvgMatching
+from leakbound.attacks import Attack, AttributeFilter, FedAvgMatching
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
@@ -594,6 +594,8 @@ def _attacks(
         names = BY_DOMAIN[settings.form.name]
         if seen.examples > LOTS:
             names = tuple(name for name in names if name not in SEARCHES)
+        if seen.known is not None and seen.known.parts.rest.parts == 1:
+            names += ("attribute_filter",)
     elif seen.examples > LOTS:
         names = MANY
     elif seen.examples <= FEW and seen.task.plan.steps == 1:
@@ -609,7 +611,7 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
     if spec.name == "fed_avg_matching":
         settings = {"local_steps": inferred.observation.task.plan.steps, **settings}
     built: Attack = registry.build("attack", spec.name, settings)
-    if isinstance(built, FedAvgMatching) and not inferred.rate_known:
+    if isinstance(built, FedAvgMatching | AttributeFilter) and not inferred.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")
     return built
 

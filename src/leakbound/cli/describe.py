@@ -20,6 +20,7 @@ from leakbound.registry import Entry
 
 _TEXT = "--data topics --model decoder"
 NEEDS: Mapping[str, str] = {
+    "attribute_filter": "--data german --known 'all but foreign_worker'",
     "adapter_pursuit": "--data topics --model decoder,adapters=4",
     "patch_inversion": "--model vit",
     "patch_span": "--model vit,patch=14,width=64 --batch-size 2",

@@ -23,6 +23,8 @@ __all__ = ["Known", "KnownValues", "as_marked", "known_parts"]
 NOTHING = "none"
 """The text for who knows no part, whatever a schema marks as known."""
 
+ALL_BUT = "all but "
+"""Before names of columns: all others are known."""
 HALVES = {"top": (0, 0), "bottom": (0, 1), "left": (1, 0), "right": (1, 1)}
 """Regions of an image by name: the axis that is halved, and which half is known."""
 
@@ -84,7 +86,8 @@ def known_parts(domain: Domain, text: str) -> Known:
 
     Args:
         domain: of the examples.
-        text: for a table, names of columns, such as "birth_date,sex,zip"; for images "region:top"
+        text: for a table, names of columns, such as "birth_date,sex,zip", or
+            "all but diagnosis"; for images "region:top"
             (bottom, left, right) or "region:Y0-Y1,X0-X1", rows and columns of pixels from 0, the
             last included; for series "channels:0,2" or "past:24", the first times of every channel;
             for text "prefix:N", the first tokens, or "places:0-9,15"; for other inputs
@@ -168,14 +171,15 @@ def _(domain: TokenDomain, text: str) -> Tensor:
 
 @_places_of.register
 def _(domain: TableDomain, text: str) -> Tensor:
-    names = [name.strip() for name in text.split(",")]
+    but = text.startswith(ALL_BUT)
+    names = [name.strip() for name in text.removeprefix(ALL_BUT).split(",")]
     columns = [column.name for column in domain.columns]
     for name in names:
         if name not in columns:
             raise ValueError(f"known names {name!r}; the columns are {', '.join(columns[:30])}")
     places = torch.zeros(domain.shape, dtype=torch.bool)
     for column, start, stop in domain.placed:
-        places[start:stop] = column.name in names
+        places[start:stop] = (column.name in names) is not but
     return places
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from leakbound._util.formats import format_upper
 from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
@@ -45,6 +46,7 @@ LABEL = 80
 LISTED = 40
 """Most items of one fact on a page; the records list more."""
 KINDS = {
+    "attribute": ("attribute", "attributes"),
     "words": ("word", "words"),
     "levels": ("column’s levels", "columns’ levels"),
     "zero values": ("set of zero values", "sets of zero values"),
@@ -87,15 +89,29 @@ def revealed(
 def revealed_in_short(assessments: Iterable[Assessment]) -> str:
     """One sentence on what the updates of a run reveal; empty if there is nothing."""
     facts = _distinct(assessments)
+    read = [fact for fact in facts if fact.kind == "attribute"]
+    said = [f"{_read_in_short(fact)}." for fact in read]
+    facts = [fact for fact in facts if fact.kind != "attribute"]
     if not facts:
-        return ""
+        return " ".join(said)
     counts = []
     for kind, of_kind in grouped((fact.kind, fact) for fact in facts).items():
         words = sum(fact.count for fact in of_kind if fact.kind == "words")
         counts.append(plural(words or len(of_kind), *KINDS[kind]))
     sensitive = [fact.subject for fact in facts if fact.sensitive]
     which = f", {listing(sensitive)} among them," if sensitive else ""
-    return f"Updates reveal for certain{which} {listing(counts)}."
+    said.append(f"Updates reveal for certain{which} {listing(counts)}.")
+    return " ".join(said)
+
+
+def _read_in_short(fact: Fact) -> str:
+    """What an update reveals of somebody whose other columns are known."""
+    people = "a person" if fact.count == 1 else f"{fact.count} people"
+    level = 1.0 if fact.level is None else fact.level
+    return (
+        f"An update reveals {fact.subject} of {people} whose other columns are known (wrong with "
+        f"probability {format_upper(level)} at most, if {fact.assumes})"
+    )
 
 
 def is_it_this_person(
