@@ -94,7 +94,7 @@ class AttributeFilter(Attack):
         labels = observation.labels
         if labels is None:
             raise NotApplicable("the labels are not known, and each completion needs one")
-        people = _People(known, labels, _priors(observation, known, column))
+        people = _OpenRows(known, labels, _priors(observation, known, column))
         effects = _Effects.measured(observation, people, self.replays, generator)
         scores = effects.scores(effects.seen(observation.update.rows.flatten()))
         answer = (scores + people.priors.log()).argmax(1)
@@ -111,7 +111,7 @@ class AttributeFilter(Attack):
     def _facts(
         self,
         observation: Observation,
-        people: _People,
+        people: _OpenRows,
         effects: _Effects,
         answer: Tensor,
         column: Column,
@@ -148,7 +148,7 @@ class AttributeFilter(Attack):
     def _p_value(
         self,
         observation: Observation,
-        people: _People,
+        people: _OpenRows,
         effects: _Effects,
         person: int,
         level: int,
@@ -189,7 +189,7 @@ class AttributeFilter(Attack):
 
 
 @dataclass(frozen=True, eq=False)
-class _People:
+class _OpenRows:
     """All examples but for one column, whose levels have the probabilities `priors` (N, L)."""
 
     known: KnownValues
@@ -230,7 +230,7 @@ class _Effects:
     @staticmethod
     def measured(
         observation: Observation,
-        people: _People,
+        people: _OpenRows,
         replays: int,
         generator: torch.Generator,
     ) -> _Effects:
@@ -366,7 +366,7 @@ def _block_diagonal(blocks: Tensor) -> Tensor:
 def _expected(
     observation: Observation,
     task: Task,
-    people: _People,
+    people: _OpenRows,
     levels: Tensor,
 ) -> Tensor:
     """(R P,) the update with these levels (N,), without noise."""
