@@ -20,8 +20,6 @@ from leakbound.domains.known import KnownValues
 from leakbound.domains.table import Column
 from leakbound.randomness import normal
 
-__all__ = ["AttributeFilter"]
-
 LEVELS = 20
 """Most levels of a column: each is one more training an example."""
 MOST = 512
