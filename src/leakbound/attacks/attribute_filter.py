@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util.results import Fact
 from leakbound.attacks.attribute import can_replay, check_memory, rank, replayed, rounding_of
-from leakbound.attacks.base import Attack, expected_rows, seen_task
+from leakbound.attacks.base import Attack, domain_of, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, public_examples
 from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TableDomain
@@ -376,10 +376,11 @@ def _unknown_column(observation: Observation) -> tuple[KnownValues, Column]:
     known = observation.known
     if known is None:
         raise NotApplicable("no columns are known; give all but one (`known` of the threat model)")
-    rest = known.parts.rest
-    if not isinstance(rest, TableDomain) or rest.parts != 1:
+    placed = domain_of(observation.task, TableDomain).placed
+    unknown = [column for column, start, _ in placed if not bool(known.parts.places[start])]
+    if len(unknown) != 1:
         raise NotApplicable("more than one column of a table is not known")
-    [column] = rest.columns
+    [column] = unknown
     if not column.categorical or len(column.names) > LEVELS:
         raise NotApplicable(
             f"the unknown column {column.name!r} is no category of at most {LEVELS} levels"
