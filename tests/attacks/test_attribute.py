@@ -28,7 +28,7 @@ PLANS = {
 }
 
 
-TESTED = 2
+TESTED = 4
 """Updates of whose people a p-value is asked for, which takes 200 trainings."""
 
 
