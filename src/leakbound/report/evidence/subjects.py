@@ -169,6 +169,7 @@ def _follows(record: Assessment) -> bool:
             record.bounds,
             certified=bool(record.certificate),
             attained=record.attained,
+            facts=record.facts,
         )
     except RuntimeError:  # what was matched and what is excluded contradict each other
         return False
