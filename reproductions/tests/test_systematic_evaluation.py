@@ -595,7 +595,7 @@ def test_longer_searches_are_judged():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:1 of 2560 images are copies")
+@pytest.mark.filterwarnings("ignore:1 of 2560 examples are copies")
 def test_a_small_study_runs_and_goes_on(tmp_path, monkeypatch):
     """All parts with two steps of every search, twice: the second run finds everything done."""
     plan = parts.base("minutes")

@@ -34,7 +34,7 @@ from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.schema import Schema
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES, read_columns
-from leakbound.domains import Domain, TableDomain, has_neighbors
+from leakbound.domains import Domain, has_neighbors
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named, next_labels
 from leakbound.randomness import stream
@@ -124,8 +124,9 @@ def read_known(
         return KnownValues(parts, parts.values(truth.inputs))
     path = Path(values)
     if schema is not None and path.suffix.lower() in SUFFIXES:
-        assert isinstance(parts.part, TableDomain)  # of a schema
-        return KnownValues(parts, read_columns(path, parts.part, schema.delimiter))
+        placed = schema.domain.placed
+        columns = [column for column, start, _ in placed if bool(parts.places[start])]
+        return KnownValues(parts, read_columns(path, columns, schema.delimiter))
     named, _ = tensors.read(path)
     size = math.prod(parts.part.shape)
     held = named.get("known")

@@ -44,12 +44,13 @@ def read_table(
         return _filled(table, schema, options.limit)
 
 
-def read_columns(path: Path, domain: TableDomain, delimiter: str = ",") -> torch.Tensor:
+def read_columns(path: Path, columns: Sequence[Column], delimiter: str = ",") -> torch.Tensor:
     """The rows (N, n) of some columns in the units of the model's input; others are not read.
 
     Raises:
         ValueError: the file lacks one of them, or a value does not fit; the message names the line.
     """
+    domain = TableDomain(tuple(columns))
     parts = []
     empty = torch.zeros(domain.shape).clamp(*domain.box).numpy()
     with rows.opened(path, delimiter) as table:
