@@ -94,3 +94,24 @@ def test_whole_examples_are_completed_where_the_likeliest_parts_do_not_fit_toget
     matched = {own.imputer: own.matched for own in found}
     assert 60 < matched["nearest neighbor"] < 140
     assert matched["most frequent of the group"] == matched["gradient boosting"] == 0
+
+
+def test_labels_that_are_known_complete_better():
+    """The hidden column is the label, most of the time: nothing else tells it."""
+    source = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (1200,), generator=source)
+    told = torch.randint(0, 3, (1200,), generator=source)
+    hidden = torch.where(torch.rand(1200, generator=source) < 0.9, labels, told)
+    public = torch.stack([told, hidden], 1)
+    known = known_parts(TokenDomain(3, 2), "prefix:1")
+    blind = prior_of_intruder(public, known, 0)[0]
+    knows = prior_of_intruder(public, known, 0, labels=labels)[0]
+    assert blind.share < 0.45
+    assert knows.share > 0.9
+    # Of numbers, too: an image whose lower half is its class.
+    images = torch.rand(1200, 1, 4, 4, generator=source)
+    images[:, :, 2:] = labels[:, None, None, None] / 2
+    half = known_parts(of_shape((1, 4, 4)), "region:top")
+    assert prior_of_intruder(images, half, 0.1)[0].share < 0.6
+    assert prior_of_intruder(images, half, 0.1, labels=labels)[0].share == 1
+    assert prior_of_intruder(images, half, 0.1, labels=labels.float())[0].share == 1

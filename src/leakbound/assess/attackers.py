@@ -74,13 +74,20 @@ def with_known_parts(sample: PublicSample, known: Known | None) -> PublicSample:
 
 
 def best_completion(
-    public: Tensor, criterion: Criterion, say: Say = lambda line: None
+    public: Tensor,
+    criterion: Criterion,
+    labels: Tensor | None = None,
+    say: Say = lambda line: None,
 ) -> Completed | None:
-    """The best imputer's share; None if there are too few examples to fit and to count."""
+    """The best imputer's share; None if there are too few examples to fit and to count.
+
+    `labels` are those of the public examples if the attacker knows labels.
+    """
     assert criterion.known is not None
     if len(public) < FEWEST:
         return None
-    return prior_of_intruder(public, criterion.known, criterion.within, say=say)[0]
+    best, *_ = prior_of_intruder(public, criterion.known, criterion.within, labels=labels, say=say)
+    return best
 
 
 def _bounded(

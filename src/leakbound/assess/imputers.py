@@ -38,6 +38,8 @@ TIED = 64
 """Most equally near examples that are compared with each other."""
 BLOCK = 64
 """Targets whose neighbors are searched at once."""
+STEP = 2.0
+"""Between the codes of two classes."""
 RIDGE = 1e-3
 """Penalty of the linear imputer, in units of the mean variance of the known values."""
 Codes = NDArray[np.float64]
@@ -48,6 +50,7 @@ def prior_of_intruder(
     known: Known,
     within: float,
     *,
+    labels: Tensor | None = None,
     confidence: float = 0.95,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Completed, ...]:
@@ -59,6 +62,7 @@ def prior_of_intruder(
         public: at least FEWEST examples.
         known: the parts that the attacker knows.
         within: the distance of the unknown part up to which it counts as reconstructed.
+        labels: (N,) or (N, ...) of the examples, if the attacker knows labels.
         confidence: of the limits, over the draw of the counted examples.
         say: is called with a line of progress for each imputer.
 
@@ -79,11 +83,14 @@ def prior_of_intruder(
         raise ValueError(f"public holds {len(public)} examples; give at least {FEWEST}")
     order = np.random.default_rng(0).permutation(len(public))
     half = len(public) // 2
-    fitted = public[order[:half][:FITTED]]
-    counted = public[order[half:][:COUNTED]]
+    of_fitted = order[:half][:FITTED]
+    of_counted = order[half:][:COUNTED]
+    fitted = public[of_fitted]
+    counted = public[of_counted]
+    told = None if labels is None else (labels[of_fitted], labels[of_counted])
     truth = known.unknown(counted)
     counts = []
-    for name, completed in completions(fitted, known, counted):
+    for name, completed in completions(fitted, known, counted, told):
         matched = int((known.rest.distance(truth, completed) <= within).sum())
         counts.append((name, matched))
         say(f"{name}: completes {matched} of {len(counted)} without the update")
@@ -99,15 +106,28 @@ def prior_of_intruder(
     )
 
 
-def completions(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
+def completions(
+    fitted: Tensor,
+    known: Known,
+    targets: Tensor,
+    labels: tuple[Tensor, Tensor] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
     """Each imputer's name and its completions (M, *rest.shape) of the targets' known parts.
 
-    Shapes: `fitted` (N, *shape) and `targets` (M, *shape), of which the known parts alone are read.
+    Shapes: `fitted` (N, *shape) and `targets` (M, *shape), of which the known parts alone are read;
+    `labels` (N,) and (M,) of both, which count as known. Labels of another shape are not used.
     """
+    if labels is not None and labels[0].ndim != 1:
+        labels = None
     if known.rest.parts is None:
-        yield from _of_numbers(fitted, known, targets)
+        yield from _of_numbers(fitted, known, targets, labels)
         return
     known_codes, target_codes = (_known_codes(known, examples) for examples in (fitted, targets))
+    if labels is not None:
+        # As other categories, of which different ones are more than 1 apart.
+        columns = [STEP * each.double().cpu().numpy() for each in labels]
+        known_codes = np.column_stack([known_codes, columns[0]])
+        target_codes = np.column_stack([target_codes, columns[1]])
     rest = known.unknown(fitted)
     codes = known.rest.coded(rest).numpy()
     ways: dict[str, Callable[[], NDArray[np.int64]]] = {
@@ -220,9 +240,18 @@ def _boosted(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
     return donors
 
 
-def _of_numbers(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _of_numbers(
+    fitted: Tensor,
+    known: Known,
+    targets: Tensor,
+    labels: tuple[Tensor, Tensor] | None,
+) -> Iterator[tuple[str, Tensor]]:
     """Completions of images, series and other numbers, for which no parts count."""
     x, wanted = (known.values(of).flatten(1).double() for of in (fitted, targets))
+    if labels is not None:
+        # Another label is as far as another example is on average.
+        columns = _label_columns(*labels, x.var(0).sum().sqrt())
+        x, wanted = (torch.cat(pair, 1) for pair in zip((x, wanted), columns, strict=True))
     y = known.unknown(fitted).flatten(1).double()
     shape = (-1, *known.rest.shape)
     apart = torch.cdist(wanted, x)
@@ -235,3 +264,14 @@ def _of_numbers(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple
     weights = torch.linalg.lstsq(centered.T @ centered + penalty, centered.T @ (y - y.mean(0)))
     linear = (wanted - mean) @ weights.solution + y.mean(0)
     yield "linear", known.rest.project(linear.reshape(shape))
+
+
+def _label_columns(fitted: Tensor, targets: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, k) and (M, k): a column for each class, or one of numbers, in units of distance."""
+    fitted = fitted.cpu()
+    targets = targets.cpu()
+    if fitted.is_floating_point():
+        scale = unit / fitted.double().std().clamp_min(1e-12)
+        return scale * fitted.double()[:, None], scale * targets.double()[:, None]
+    classes = torch.unique(fitted)
+    return unit * (fitted[:, None] == classes), unit * (targets[:, None] == classes)

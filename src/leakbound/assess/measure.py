@@ -163,12 +163,15 @@ def prior_only(
     completed: tuple[Tensor, ...] = ()
     if public is not None and fits:
         values = known.values(examples.inputs)
-        key = "completions", known, values.numpy(force=True).tobytes()
+        read = values, examples.labels
+        key = "completions", known, *(each.numpy(force=True).tobytes() for each in read)
 
-        fitted = public.inputs
+        fitted = public
+        # An update often reveals labels, so a baseline has them.
+        labels = fitted.labels, examples.labels
 
         def make() -> Tensor:
-            made = completions(fitted, known, examples.inputs)
+            made = completions(fitted.inputs, known, examples.inputs, labels)
             return torch.stack([each for _, each in made])
 
         completed = tuple(once(key, make))

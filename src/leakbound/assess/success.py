@@ -236,8 +236,9 @@ def attackers(released: Released, spec: RiskSpec) -> tuple[AttackerRow, ...]:
         lift = counting.gaussian_lift(noise)
         if criterion.known is None:
             return rows_of(lift, whole, sample)
-        taken = public.inputs[torch.from_numpy(sample.places).to(public.inputs.device)]
-        completed = best_completion(taken, criterion)
+        places = torch.from_numpy(sample.places).to(public.inputs.device)
+        labels = public.labels[places] if released.threat.labels_known else None
+        completed = best_completion(public.inputs[places], criterion, labels)
         return rows_of(lift, whole, sample, Intruder(criterion, known_sample(released), completed))
 
     return released.of_public(("attackers", *sample_key(released), noise, criterion), make)

@@ -88,7 +88,10 @@ def attackers_under(
     assert examples.images is not None  # `intruder` needs them
     taken = torch.from_numpy(examples.images[stranger.places])
     public = taken.reshape(-1, *domain.shape).to(domain.dtype)
-    knows = Intruder(rest, sample, best_completion(public, rest, say))
+    labels = None
+    if labels_known and examples.labels is not None:
+        labels = torch.from_numpy(examples.labels[stranger.places])
+    knows = Intruder(rest, sample, best_completion(public, rest, labels, say))
     return [rows_of(lift, whole, stranger, knows) for lift in lifts]
 
 
