@@ -608,7 +608,7 @@ def test_a_small_study_runs_and_goes_on(tmp_path, monkeypatch):
     given = {"color": "photos", "workers": 1, "tell": lambda part, done, total: None}
     found = evaluation.evaluate(tmp_path, scale="cpu", **given)
     page = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
-    assert "Attacks and trainings that crashed: 0." in page
+    assert "Attacks and training runs that crashed: 0." in page
     again = evaluation.evaluate(tmp_path, scale="cpu", **given)
     assert evaluation_claims.claims(again, "") == evaluation_claims.claims(found, "")
     assert (tmp_path / "evaluation.md").read_text(encoding="utf-8") == page
