@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from leakbound.assess.record import AttackerRow, Completed
 from leakbound.report.attackers import attacker_sentences, audience, sentence
+from leakbound.report.evidence.sign_off import NARROW
 from leakbound.report.folder import read
 from leakbound.report.overview import next_command, threat_line
 from leakbound.report.tables import RunSummary
@@ -43,6 +44,14 @@ def test_a_limit_that_says_nothing_is_said_to_be_one():
     assert "a probability of 0.9 at most. " in weak
 
 
+def test_names_are_cut_and_the_gain_is_not():
+    """The sign-off page has room for so many letters (`evidence/sign_off.py`)."""
+    long = replace(INTRUDER, knows=",".join(f"column_{i}" for i in range(99)), without=0.8)
+    said = sentence("gaussian_noise " * 20, [STRANGER, long, ANYONE])
+    assert said.endswith("one update adds 0.08 at most.")
+    assert len(said) < 6 * NARROW
+
+
 def test_a_doubt_about_one_experiment_leaves_the_gain_alone():
     said = sentence("noise 5", [STRANGER, ANYONE, ANYONE])
     assert said == "noise 5: For anyone, whatever they know, one update adds 0.08 at most."
@@ -73,8 +82,11 @@ def test_pages_name_their_attacker(make_bounded, tmp_path):
 
 
 def test_the_next_command_is_for_the_same_attacker(make_assessment):
-    plan = {"data": {"source": "german"}, "threat": {"known": "age,sex"}}
-    criterion = make_assessment(psnr=[9.0]).criterion
-    assert next_command(plan, criterion).endswith("--known age,sex")
-    for wrong in ({}, {"threat": 3}, {"threat": {"known": 3}}):
-        assert "--known" not in next_command({"data": {"source": "german"}} | wrong, criterion)
+    plan = {"data": {"source": "german"}}
+    stranger = make_assessment(psnr=[9.0]).criterion
+    intruder = replace(stranger, known="age,sex")
+    assert next_command(plan, intruder).endswith("--known age,sex")
+    assert "--known" not in next_command(plan, stranger)
+    # Who may succeed without the update has no threshold that noise keeps.
+    assert next_command(plan, intruder, guessed=True) == 'leakbound calibrate --target "gain<=0.1"'
+    assert next_command(plan, stranger, guessed=True).startswith("leakbound bound")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from leakbound._util.formats import format_upper
 from leakbound._util.groups import grouped
 from leakbound.assess.record import Assessment, AttackerRow
+from leakbound.report.sentences import shortened
 from leakbound.report.tables import RunSummary
 
 NOTHING = 0.99
@@ -53,12 +54,12 @@ def sentence(defense: str, rows: Sequence[AttackerRow]) -> str:
         said.append(f"a stranger reaches {row.goal} with a probability of {_upper(row)}")
     for row in _worst(of.get("intruder", ())):
         said.append(
-            f"who has {row.knows} reaches {row.goal} of the rest with a probability of "
-            f"{_upper(row)}{_measured(row)}"
+            f"who has {shortened(row.knows)} reaches {row.goal} of the rest with a probability "
+            f"of {_upper(row)}"
         )
     gain = format_upper(max(row.gain for row in of["anyone"]))
     anyone = f"For anyone, whatever they know, one update adds {gain} at most."
-    return f"{defense}: {'; '.join(said)}. {anyone}" if said else f"{defense}: {anyone}"
+    return f"{shortened(defense)}: {'; '.join(said)}. {anyone}" if said else f"{defense}: {anyone}"
 
 
 def _worst(rows: Sequence[AttackerRow]) -> list[AttackerRow]:
@@ -66,16 +67,16 @@ def _worst(rows: Sequence[AttackerRow]) -> list[AttackerRow]:
 
 
 def _upper(row: AttackerRow) -> str:
+    remarks = []
+    limit = format_upper(row.bound)
     if row.attacker == "intruder" and row.without is not None and row.without >= 0.5:
         # Nearly unique values: no sample excludes that they determine the rest.
-        return "1 at most (public examples do not exclude that the known parts determine the rest)"
-    return f"{format_upper(row.bound)} at most"
-
-
-def _measured(row: AttackerRow) -> str:
-    if row.measured is None or row.from_measured is None:
-        return ""
-    return (
-        f" ({row.measured.imputer}: {row.measured.matched} of {row.measured.total} without the "
-        f"update; if nobody completes more, {format_upper(row.from_measured)} at most with it)"
-    )
+        limit = "1"
+        remarks.append("public examples do not exclude that the known parts determine the rest")
+    if row.measured is not None and row.from_measured is not None:
+        remarks += [
+            f"{row.measured.imputer}: {row.measured.matched} of {row.measured.total} without the "
+            "update",
+            f"if nobody completes more, {format_upper(row.from_measured)} at most with it",
+        ]
+    return f"{limit} at most ({'; '.join(remarks)})" if remarks else f"{limit} at most"

@@ -242,7 +242,8 @@ def next_command(
 ) -> str:
     """The `calibrate` command for this run's data, its criterion and its accepted risk.
 
-    `guessed`: no noise meets this risk, so it is `bound`, which shows a threshold that can be met.
+    `guessed`: no noise meets this risk, so it is `bound`, which shows a threshold that can be met;
+    for who has parts of the examples, a limit on what an update adds.
     """
     risk = plan.get("risk")
     data = plan.get("data")
@@ -255,13 +256,14 @@ def next_command(
     schema = data.get("schema") if isinstance(data, dict) else plan.get("schema")
     if isinstance(schema, str) and schema:
         end += f" --schema {shlex.quote(schema)}"
-    threat = plan.get("threat")
-    known = threat.get("known") if isinstance(threat, dict) else None
-    if isinstance(known, str) and known:
-        end += f" --known {shlex.quote(known)}"
+    if criterion.known:
+        end += f" --known {shlex.quote(criterion.known)}"
     level = f"{criterion.value:g}"
     if criterion.of is not None:  # a share, rounded so that as many columns follow from it
         level = _number(plan.get("share"), math.floor(100 * criterion.value) / 1e4)
+    if guessed and criterion.known:
+        # Who knows so much may succeed without the update: what it adds can be limited.
+        return 'leakbound calibrate --target "gain<=0.1"'
     if guessed:
         levels = f"--psnr {' '.join(f'{criterion.value + more:g}' for more in STRICTER)}"
         if criterion.of is not None:
@@ -285,15 +287,18 @@ def _guessed(assessments: Sequence[Assessment]) -> str | None:
     This depends on the data and the threshold alone, so one assessment says it of all.
     """
     known = [a.attained for a in assessments if a.attained is not None]
+    mend = "Find a threshold that it seldom meets:"
+    if any(a.criterion.known for a in assessments):
+        mend = "Limit what an update adds to it:"
     if any(one.guessable for one in known):
         return (
             "A fixed guess, without any update, meets this threshold more often than is accepted, "
-            "so no amount of noise helps. Find a threshold that it seldom meets:"
+            f"so no amount of noise helps. {mend}"
         )
     if any(one.baseline[1] > one.accepted for one in known):
         return (
-            "The public examples do not show that a fixed guess seldom meets this threshold. Find "
-            "one that it seldom meets:"
+            "The public examples do not show that a fixed guess seldom meets this threshold. "
+            f"{mend}"
         )
     return None
 
