@@ -24,8 +24,9 @@ from leakbound import data, models
 from leakbound._util.intervals import clopper_pearson
 from leakbound.assess.attackers import Intruder, rows_of, with_known_parts
 from leakbound.assess.criterion import Criterion, distance_of
-from leakbound.assess.imputers import assembled, completions, prior_of_intruder
+from leakbound.assess.imputers import prior_of_intruder
 from leakbound.assess.record import AttackerRow, Completed
+from leakbound.attacks.imputers import assembled, completions
 from leakbound.bounds.counting import PublicSample, gaussian_lift
 from leakbound.client import example_gradients
 from leakbound.core import Batch, Task

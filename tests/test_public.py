@@ -33,6 +33,7 @@ PACKAGES = (
     "leakbound",
     "leakbound.assess",
     "leakbound.assess.imputers",
+    "leakbound.attacks.imputers",
     "leakbound.attacks",
     "leakbound.attacks.attribute",
     "leakbound.attacks.base",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.assess.imputers import completions, prior_of_intruder
+from leakbound.assess.imputers import prior_of_intruder
+from leakbound.attacks.imputers import completions
 from leakbound.domains import Column, TableDomain, TokenDomain, of_shape
 from leakbound.domains.known import known_parts
 

@@ -161,6 +161,26 @@ def test_candidates_complete_the_known_part():
     assert error["region:top"] < 0.9 * error[""]
 
 
+def test_imputers_complete_candidates():
+    """No public row has this one's unknown part, which follows from the known one."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 1, 2, 4, generator=source)
+    x[:, :, 1] = 1 - x[:, :, 0]
+    model = lb.models.mlp(input_shape=(1, 2, 4), classes=2, generator=lb.stream(0, "model"))
+    labels = torch.zeros(300, dtype=torch.long)
+    result = lb.simulate(
+        model,
+        Batch(x[:1], labels[:1]),
+        attack="candidate_likelihood",
+        defense="dp_sgd,clip_norm=1,noise_multiplier=0.001",
+        public=Batch(x[1:], labels[1:]),
+        threat=ThreatModel(known="region:top"),
+        error_bound="none",
+        probability=None,
+    )
+    assert (result.reconstruction - result.truth).abs().max() < 0.05
+
+
 def test_nobody_is_named_by_what_was_known(german):
     """The known columns name a row among 100 without the update, beyond F(1 / 100)."""
     names = ",".join(column.name for column in german.domain.columns[:12])

@@ -11,9 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from leakbound.assess.criterion import Criterion, distance_of
-from leakbound.assess.imputers import FEWEST, prior_of_intruder
+from leakbound.assess.imputers import prior_of_intruder
 from leakbound.assess.record import AttackerRow, Completed
 from leakbound.assess.released import nine
+from leakbound.attacks.imputers import FEWEST
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.knowledge import informed, largest_gain
 from leakbound.domains.known import Known

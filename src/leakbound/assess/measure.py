@@ -14,7 +14,6 @@ from torch import Tensor
 from leakbound import metrics
 from leakbound.assess.chance import Replay, chance, replayed, unlike_any_guess
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.imputers import completions
 from leakbound.assess.record import (
     Chance,
     ObjectiveValues,
@@ -23,6 +22,7 @@ from leakbound.assess.record import (
     short,
 )
 from leakbound.assess.released import Once
+from leakbound.attacks.imputers import completions
 from leakbound.client import gradient
 from leakbound.core import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 from leakbound.domains import Domain

@@ -22,6 +22,7 @@ from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import input_layer, layer_part
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task, uniform_inputs
 from leakbound.attacks.blind import answered
+from leakbound.attacks.imputers import FEWEST, completions
 from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.matching.distances import total_variation
 from leakbound.attacks.pace import tick
@@ -100,7 +101,7 @@ class CandidateLikelihood(Attack):
     mean, a public noise distribution does not distinguish candidates, but a data-dependent one
     does. The candidates are the observation's auxiliary images. If the true label is known, only
     images of that label are used, if there are any. If the attacker has parts of the example, the
-    candidates complete these by public examples with the nearest parts.
+    candidates complete these, by imputers and by public examples with the nearest parts.
 
     Args:
         use_mean: False takes the mean as zero and uses the pattern of the noise alone.
@@ -184,13 +185,19 @@ class CandidateLikelihood(Attack):
 
 
 def _completed(known: KnownValues, public: Batch, limit: int) -> Batch:
-    """Candidates with the known part, and the rest of the public examples with the nearest part."""
+    """Candidates with the known part: imputers complete it, and public examples with like parts."""
     parts = known.parts
     apart = parts.part.costs(known.values, parts.values(public.inputs))[0]
     near = apart.argsort(stable=True)[:limit].to(public.inputs.device)
     rest = parts.unknown(public.inputs[near])
-    whole = parts.joined(known.values.expand(len(near), *known.values.shape[1:]), rest)
-    return Batch(whole, public.labels[near])
+    labels = public.labels[near]
+    if public.size >= FEWEST:
+        target = parts.joined(known.values, rest[:1]).cpu()
+        imputed = [each.to(rest) for _, each in completions(public.inputs.cpu(), parts, target)]
+        rest = torch.cat([*imputed, rest])
+        labels = torch.cat([labels[:1].expand(len(imputed), *labels.shape[1:]), labels])
+    whole = parts.joined(known.values.expand(len(rest), *known.values.shape[1:]), rest)
+    return Batch(whole, labels)
 
 
 def _public(observation: Observation, least: int = 1) -> Batch:
