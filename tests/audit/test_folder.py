@@ -1,9 +1,11 @@
 import errno
+import importlib
 import json
 import os
 import platform
 import random
 import stat
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ from filelock import FileLock
 
 from leakbound import audit, report
 from leakbound._util import files
+from leakbound.audit import context, journal, run_file
 from leakbound.audit import experiment as experiments
-from leakbound.audit import journal, run_file
 from leakbound.report.folder import read
 
 
@@ -372,6 +374,17 @@ def test_edited_code_is_another_run(table, tmp_path, user_module):
     audit.audit(plan, tmp_path / "run")
     user_module("edited", text + "# another line\n")
     refused(plan, tmp_path / "run", "other code of its models", "code.edited:build")
+
+
+def test_code_counts_before_it_is_loaded(table, user_module):
+    """Settings of attacks are loaded in the run: its second start finds what the first one found."""
+    name = user_module("not_loaded", "def build(): ...\n")
+    plan = audit.parse(table | {"models": [{"name": name}]})
+    before = context.code(plan)
+    assert "not_loaded" not in sys.modules
+    importlib.import_module("not_loaded")
+    assert context.code(plan) == before
+    assert list(before) == [name]
 
 
 def test_versions_name_what_is_missing(monkeypatch):

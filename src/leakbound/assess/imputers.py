@@ -50,6 +50,7 @@ def prior_of_intruder(
         ValueError: there are fewer than FEWEST public examples.
 
     Example:
+        >>> import torch
         >>> from leakbound.domains import of_shape
         >>> from leakbound.domains.known import known_parts
         >>> domain = of_shape((6,))

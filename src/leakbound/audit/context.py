@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import sys
 import warnings
@@ -461,11 +462,21 @@ def named_code_of(plan: Plan) -> list[str]:
 def code(plan: Plan) -> dict[str, str]:
     digests = {}
     for name in named_code_of(plan):
-        module, _, _ = name.partition(":")
-        file = getattr(sys.modules.get(module), "__file__", None)
+        file = _file_of(name.partition(":")[0])
         if file and Path(file).is_file():
             digests[name] = _digest(file)
     return digests
+
+
+def _file_of(module: str) -> str | None:
+    """Where a module's code is. Found without its import, which may come during the run."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__file__", None)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # said where the code is needed
+        return None
+    return None if spec is None else spec.origin
 
 
 def _digest(file: str) -> str:
