@@ -377,7 +377,7 @@ def test_edited_code_is_another_run(table, tmp_path, user_module):
 
 
 def test_code_counts_before_it_is_loaded(table, user_module):
-    """Settings of attacks are loaded in the run: its second start finds what the first one found."""
+    """Settings of attacks are loaded in the run, and a second start finds what the first found."""
     name = user_module("not_loaded", "def build(): ...\n")
     plan = audit.parse(table | {"models": [{"name": name}]})
     before = context.code(plan)
