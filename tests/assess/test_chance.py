@@ -161,6 +161,8 @@ def of_chance(p_values, attack="a", verdict="undecided"):
     return [
         SimpleNamespace(
             attack=SimpleNamespace(hash=attack),
+            facts=(),
+            reidentified=(),
             status="ok",
             chance=Chance(p_value=p, **test),
             certificate=None,

@@ -144,7 +144,9 @@ def test_known_columns_are_put_in_and_do_not_count(table, tmp_path, capsys):
     assert attack(*others, "--attack", "span_decoding", "--out", "three") == EXPOSED_CODE
     (record,) = records(tmp_path / "three")
     assert record.verdict == "exposed"
-    assert (record.matched, record.chance.replays) == ((True,) * 4, 9)
+    # Who also knows the label may complete one of the few unknown parts without the update.
+    assert sum(record.matched) >= 3
+    assert record.chance.replays == 9
     capsys.readouterr()
     assert attack("--known", "age,city") == 2
     assert "--known-values FILE" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_names_are_cut_and_the_gain_is_not():
     long = replace(INTRUDER, knows=",".join(f"column_{i}" for i in range(99)), without=0.8)
     said = sentence("gaussian_noise " * 20, [STRANGER, long, ANYONE])
     assert said.endswith("one update adds 0.08 at most.")
-    assert len(said) < 6 * NARROW
+    assert len(said) < 5 * NARROW
 
 
 def test_a_doubt_about_one_experiment_leaves_the_gain_alone():

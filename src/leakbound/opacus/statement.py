@@ -175,8 +175,7 @@ class Statement:
                 "epsilon": f"{self.epsilon:.3g} at delta {self.delta:g}",
                 "examples": f"{self.dim} values, norm {self.norm:.4g}; {self.prior or 'no prior'}",
                 "unit": unit_of(self.people),
-                "attacker": SEES[self.participation],
-                "attacker has of the example": self.known or "nothing",
+                "attacker": SEES[self.participation] + f"; has {self.known}" * bool(self.known),
                 "taken as public": PUBLIC[self.divisor],
             }.items()
         )

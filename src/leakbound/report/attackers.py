@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from leakbound._util.formats import format_upper
 from leakbound._util.groups import grouped
 from leakbound.assess.record import Assessment, AttackerRow
-from leakbound.report.sentences import shortened
+from leakbound.report.sentences import NAME, shortened
 from leakbound.report.tables import RunSummary
 
 NOTHING = 0.99
@@ -54,12 +54,16 @@ def sentence(defense: str, rows: Sequence[AttackerRow]) -> str:
         said.append(f"a stranger reaches {row.goal} with a probability of {_upper(row)}")
     for row in _worst(of.get("intruder", ())):
         said.append(
-            f"who has {shortened(row.knows)} reaches {row.goal} of the rest with a probability "
-            f"of {_upper(row)}"
+            f"who has {shortened(row.knows, NAME)} reaches {row.goal} of the rest with a "
+            f"probability of {_upper(row)}"
         )
     gain = format_upper(max(row.gain for row in of["anyone"]))
     anyone = f"For anyone, whatever they know, one update adds {gain} at most."
-    return f"{shortened(defense)}: {'; '.join(said)}. {anyone}" if said else f"{defense}: {anyone}"
+    return (
+        f"{shortened(defense, NAME)}: {'; '.join(said)}. {anyone}"
+        if said
+        else f"{defense}: {anyone}"
+    )
 
 
 def _worst(rows: Sequence[AttackerRow]) -> list[AttackerRow]:

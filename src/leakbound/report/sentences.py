@@ -43,6 +43,8 @@ WHO: Final = {
 }
 LABEL = 80
 """How many letters of a name a sentence or a cell shows."""
+NAME = 40
+"""The same where what follows must be on the page, too."""
 LISTED = 40
 """Most items of one fact on a page; the records list more."""
 KINDS = {
@@ -131,8 +133,9 @@ def is_it_this_person(
             limit = "the bound on other attackers is 1 and excludes nothing"
         at = "" if hits.score is None else f" at a median of {score(hits.score, criterion)}"
         said.append(
-            f"{shortened(row.defense)}, {shortened(row.model)}, batch {row.batch_size}: "
-            f"{share.hits} of {share.n} named right among {hits.candidates} candidates "
+            f"{shortened(row.defense, NAME)}, {shortened(row.model, NAME)}, batch "
+            f"{row.batch_size}: {share.hits} of {share.n} named right among {hits.candidates} "
+            "candidates "
             f"({interval(share.low, share.high)}; chance {percent(hits.chance, 1)}), by "
             f"{shortened(hits.attack)}{at} and the matcher {shortened(hits.matcher)}; {limit}"
             + f"; near copies in {hits.near} of {share.n} galleries"

@@ -96,7 +96,7 @@ def of_run(
     rounds = [ROUNDS if training is None else DECLARED]
     rounds += attacked_rounds(summary.run, names)[:NAMES]
     facts = [text for one in revealed(assessments, names) for text in one.facts]
-    shown = [shortened(text, 3 * NARROW - 1) for text in facts[:REVEALED]]
+    shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
     average = (
         "One named example. The limit in the table is an average over examples; rare ones may be "
         "reconstructed more often"
@@ -126,11 +126,11 @@ def of_run(
         who=audience(assessments),
         attackers=tuple(
             # Names in it are short, so that its last words, on anyone, are there.
-            shortened(text, 6 * NARROW - 1)
+            shortened(text, 5 * NARROW - 1)
             for text in attacker_sentences(summary)[:1]
         ),
         persons=tuple(
-            shortened(text, 4 * NARROW - 1)
+            shortened(text, 2 * NARROW - 1)
             for text in is_it_this_person(rows, assessments[0].criterion)[:1]
         ),
         not_covered=(
