@@ -9,7 +9,7 @@ from torch import nn
 
 from leakbound import data, tensors
 from leakbound.assess import read as read_records
-from leakbound.assess.record import Assessment
+from leakbound.assess.record import Assessment, Chance
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.data.schema import Schema
@@ -210,3 +210,26 @@ def test_one_unknown_column_is_read_without_its_truth(table, tmp_path, capsys):
     attack(*others, *name, "--out", "two")
     (record,) = records(tmp_path / "two")
     assert record.verdict != "attribute exposed"
+
+
+def test_undeclared_noise_is_in_the_replays_too(table, tmp_path, monkeypatch):
+    """A replay of the true rows is the update itself: what nobody declared stays in it."""
+    table([1, 2, 3, 4])
+    after, _ = tensors.read(tmp_path / "after.safetensors")
+    draw = torch.Generator().manual_seed(1)
+    noisy = {name: p + 1e-5 * torch.randn(p.shape, generator=draw) for name, p in after.items()}
+    tensors.write(tmp_path / "after.safetensors", noisy)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    (tmp_path / "p.csv").write_text("\n".join([lines[0], *lines[6:]]) + "\n")
+    apart = []
+
+    def replayed(criterion, truth, candidates, decoys, replay):
+        apart.append(float((replay(truth.inputs, 0) - candidates).abs().max()))
+        apart.append(float((candidates - truth.inputs).abs().max()))
+        return Chance(p_value=1.0, decoys=0, level=0.01)
+
+    monkeypatch.setattr("leakbound.assess.measure.replayed", replayed)
+    more = ["--truth", "truth.csv", "--public", "table:p.csv", "--known", "age,city"]
+    attack(*more, "--attack", "span_decoding", "--out", "rep")
+    same, off = apart
+    assert same < 1e-5 < 1e-4 < off

@@ -338,19 +338,27 @@ def judged(
 def _replay(case: Case, attack: Attack) -> Replay | None:
     """How to attack what the client would have sent of other inputs; None if nobody knows.
 
-    A declared defense may not be all that changed the update, and a search would take long.
+    What training on the truth does not explain, such as noise that nobody declared, stays in every
+    update. Without it, an attack would read replays and guess the victims.
     """
     truth = case.truth
     if truth is None or case.inferred.declared.links or planned(attack):
         return None
     seen = case.inferred.observation
     labels = truth.labels
+    of_truth = explained(case.inferred, Reconstruction(truth.inputs, labels))
+    if of_truth is None or of_truth.scale is None:
+        return None
+    scale = of_truth.scale
+
+    def sent(inputs: Tensor) -> Tensor:
+        return scale * expected_rows(seen, seen_task(seen), inputs, labels).detach()
 
     def replay(inputs: Tensor, number: int) -> Tensor:
-        rows = expected_rows(seen, seen_task(seen), inputs, labels).detach()
+        change = (sent(inputs) - sent(truth.inputs)).reshape_as(seen.update.rows)
         if seen.update.mask is not None:
-            rows = rows * seen.update.mask
-        update = dataclasses.replace(seen.update, rows=rows.reshape_as(seen.update.rows))
+            change = change * seen.update.mask
+        update = dataclasses.replace(seen.update, rows=seen.update.rows + change)
         again = dataclasses.replace(seen, update=update)
         answer = attack(again, stream(case.at, "replay", number))
         return with_known(again, answer).inputs
