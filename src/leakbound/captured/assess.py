@@ -339,7 +339,7 @@ def _replay(case: Case, attack: Attack) -> Replay | None:
     """How to attack what the client would have sent of other inputs; None if nobody knows.
 
     What training on the truth does not explain, such as noise that nobody declared, stays in every
-    update. Without it, an attack would read replays and guess the victims.
+    update. Without it, an attack would read replays and return the victims.
     """
     truth = case.truth
     if truth is None or case.inferred.declared.links or planned(attack):
