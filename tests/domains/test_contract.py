@@ -12,6 +12,7 @@ from leakbound.domains import (
     SeriesDomain,
     TableDomain,
     TokenDomain,
+    VolumeDomain,
 )
 from leakbound.randomness import stream
 
@@ -26,6 +27,7 @@ DOMAINS = [
     NumberDomain((5,)),
     NumberDomain((2, 3), (-1.0, 2.0)),
     ImageDomain((3, 6, 5), (-2.0, 2.0)),
+    VolumeDomain((1, 4, 3, 5), (-1.0, 1.0)),
     SeriesDomain((2, 7), (-1.0, 1.0), scales=(0.5, 2.0)),
     TableDomain(COLUMNS),
     TokenDomain(11, 6),

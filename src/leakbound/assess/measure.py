@@ -282,7 +282,8 @@ def shown(
     named = {}
     strips = [(name, part, domain.input_range) for name, part in (parts.pictures or {}).items()]
     if leaks is not None and strips:
-        strips.append(("leak_map", leaks, (0.0, 1.0)))
+        maps = domain.fields(None, leaks).pictures or {}
+        strips += [("leak_map", part, (0.0, 1.0)) for part in maps.values()]
     for name, part, span in strips:
         file, content = strip(part, span)
         files[file] = content

@@ -31,7 +31,7 @@ from leakbound.assess.record import Reidentification
 from leakbound.assess.released import nine
 from leakbound.bounds.knowledge import naming_success
 from leakbound.core import Batch, NotApplicable
-from leakbound.domains import Domain
+from leakbound.domains import Domain, smooth_axes
 from leakbound.randomness import permutation, stream
 
 CANDIDATES = 100
@@ -401,9 +401,10 @@ def _numbers(call: str, numbers: Tensor) -> Tensor:
 
 
 def _gradient(images: Tensor) -> Tensor:
-    """(N, D) differences of neighbors, down and across."""
+    """(N, D) differences of neighbors along every axis."""
     exact = images.double()
-    return torch.cat([exact.diff(dim=dim).flatten(1) for dim in (-2, -1)], 1)
+    axes = smooth_axes(images.shape[1:])
+    return torch.cat([exact.diff(dim=axis).flatten(1) for axis in axes], 1)
 
 
 def _cosine(one: Tensor, two: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from leakbound.domains.base import (
     NumberDomain,
     PartsDomain,
     SeriesDomain,
+    VolumeDomain,
 )
 from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
@@ -28,6 +29,7 @@ __all__ = [
     "SeriesDomain",
     "TableDomain",
     "TokenDomain",
+    "VolumeDomain",
     "has_neighbors",
     "of_shape",
     "smooth_axes",
@@ -43,8 +45,10 @@ def of_shape(
     Example:
         >>> of_shape((1, 28, 28)).name, of_shape((2, 96)).name, of_shape((30,)).name
         ('images', 'series', 'values')
+        >>> of_shape((1, 32, 32, 32)).name
+        'volumes'
     """
-    kinds: dict[int, type[NumberDomain]] = {2: SeriesDomain, 3: ImageDomain}
+    kinds: dict[int, type[NumberDomain]] = {2: SeriesDomain, 3: ImageDomain, 4: VolumeDomain}
     return kinds.get(len(shape), NumberDomain)(tuple(shape), input_range)
 
 
@@ -61,10 +65,12 @@ def has_neighbors(shape: Sequence[int]) -> bool:
 
 
 def smooth_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes along which inputs of this shape may be smooth: of images, of series; () of others.
+    """The axes along which inputs of this shape may be smooth: of images, volumes and series.
+
+    () of others.
 
     Example:
         >>> smooth_axes((3, 32, 32)), smooth_axes((1, 128)), smooth_axes((30,))
         ((-2, -1), (-1,), ())
     """
-    return tuple(range(1 - len(shape), 0)) if len(shape) in (2, 3) else ()
+    return tuple(range(1 - len(shape), 0)) if len(shape) in (2, 3, 4) else ()

@@ -337,6 +337,45 @@ class ImageDomain(NumberDomain):
 
 
 @dataclass(frozen=True)
+class VolumeDomain(ImageDomain):
+    """Volumes (C, D, H, W): images of three axes, shown as their middle slices.
+
+    Example:
+        >>> domain = VolumeDomain((1, 2, 4, 3))
+        >>> domain.fields(None, torch.zeros(5, 1, 2, 4, 3)).pictures["reconstruction"].shape
+        torch.Size([5, 1, 10, 3])
+    """
+
+    name = "volumes"
+    noun = "volume"
+
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
+        """The middle slices of both; values if a volume has fewer than three axes."""
+        if min(self.shape[1:]) == 1:
+            return NumberDomain.fields(self, truth, guess)
+        shown = {} if truth is None else {"truth": self.slices(truth)}
+        return Fields(pictures={**shown, "reconstruction": self.slices(guess)})
+
+    def slices(self, volumes: Tensor) -> Tensor:
+        """The middle slices along each axis, one below the other: (N, C, H + 2 D, max(W, H)).
+
+        What a slice is narrower than the widest is filled with the lowest value.
+        """
+        middle = [volumes.select(axis, volumes.shape[axis] // 2) for axis in (2, 3, 4)]
+        width = max(part.shape[-1] for part in middle)
+        low = self.input_range[0]
+        padded = [
+            torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=low) for part in middle
+        ]
+        return torch.cat(padded, 2)
+
+
+@dataclass(frozen=True)
 class SeriesDomain(NumberDomain):
     """Series (C, T): C channels over T times; the distance is that of the worst channel.
 

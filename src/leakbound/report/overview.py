@@ -43,6 +43,7 @@ COLUMNS = 6
 """How many columns of a table's row the strip shows."""
 NOUNS = {
     "images": ("image", "images"),
+    "volumes": ("volume", "volumes"),
     "table": ("row", "rows of a table"),
     "tokens": ("sequence", "sequences of tokens"),
     "series": ("series", "series"),

@@ -22,7 +22,7 @@ from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
 from leakbound.client import forward
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
-from leakbound.losses import named
+from leakbound.losses import NamedLoss, named
 from leakbound.randomness import normal
 
 __all__ = ["answer", "begin", "run", "solve"]
@@ -349,11 +349,29 @@ def _free_labels(
             probe = torch.full(observation.batch_shape, middle).to(task.parameters)
             output = forward(task, probe)
         shape = tuple(output.shape) if output.numel() > count else (count,)
+        if named(task.loss).assumed:
+            _check_slope(named(task.loss), output)
     elif not shape[1]:
         raise NotApplicable("labels are to be optimized, but the number of classes is not known")
     elif named(task.loss).targets == "any":
         _check_searchable(observation, shape)
     return normal(shape, generator, like=task.parameters).requires_grad_()
+
+
+def _check_slope(loss: NamedLoss, output: Tensor) -> None:
+    """Reject a function that gives no derivative in masks, or takes no probabilities of classes."""
+    free = torch.zeros_like(output).requires_grad_()
+    try:
+        with torch.enable_grad():
+            slope = torch.autograd.grad(loss(output, loss.searched(free)), free)[0]
+        flat = not bool(slope.any())
+    except Exception:  # the user's function may raise anything
+        flat = True
+    if flat:
+        raise NotApplicable(
+            f"labels of {loss.name} cannot be searched: it has no derivative in numbers between "
+            "labels; give the labels"
+        )
 
 
 def _check_searchable(

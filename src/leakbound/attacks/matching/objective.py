@@ -24,7 +24,7 @@ from leakbound.attacks.matching.terms import Smooth, Term
 from leakbound.client import clients_layer_inputs, gradient, refuse_codes
 from leakbound.core import NotApplicable, Observation, Task
 from leakbound.covariance import Structured
-from leakbound.domains import has_neighbors, smooth_axes
+from leakbound.domains import smooth_axes
 
 __all__ = ["Client", "Objective", "Value", "withheld"]
 
@@ -95,7 +95,7 @@ class Objective:
             energy = float(seen.double().square().sum())
             # Whitened noise has variance 1 in every coordinate.
             noise_share = min(1.0, seen.numel() / energy) if energy > 0 else 0.0
-        images = has_neighbors(observation.input_shape)
+        images = len(smooth_axes(observation.input_shape)) > 1
         variation = settings.total_variation + settings.noise_variation * noise_share**0.5
         shown = 1.0 if hidden is None else 1 - float(hidden.double().mean())
         smoothing = settings.smoothing / max(shown, 1e-3) ** 0.5 if images else 0.0
@@ -103,7 +103,7 @@ class Objective:
             variation = 0.0
         if variation and not smooth_axes(observation.input_shape):
             raise NotApplicable(
-                "total variation needs images (C, H, W) or series (C, T), and one input is "
+                "total variation needs images (C, H, W), volumes or series, and one input is "
                 f"{observation.input_shape}; set total_variation and noise_variation to 0"
             )
         return Objective(

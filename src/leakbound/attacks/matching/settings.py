@@ -41,7 +41,7 @@ class MatchingSettings(Attack):
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
         total_variation: weight of the total variation, of series along time. Rows of a table have
             none and are refused.
-        only_images: other inputs than images (C, H, W) have no total variation, as in the presets.
+        only_images: only images and volumes have a total variation, as in the presets.
         smoothing: weight that the schedule "stages" adds to the total variation in its first stage.
             The next two stages add a tenth and a hundredth of it, the last stage nothing. Smooth
             images are better starts for the later stages. If a known mask hides coordinates, it is
