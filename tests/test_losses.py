@@ -107,6 +107,55 @@ def test_other_settings_are_honored_and_labels_not_inferred(module):
         infer_labels(seen.round.observation, lb.stream(0))
 
 
+class Overlap(nn.Module):
+    """As MONAI's losses of masks: it makes a 0 or 1 of each class itself, unless this is off."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_onehot_y = True
+
+    def forward(self, output, target):
+        if self.to_onehot_y:
+            if target.ndim != output.ndim or target.shape[1] != 1:
+                raise AssertionError("labels should have a channel")
+            target = functional.one_hot(target[:, 0].long(), output.shape[1]).movedim(-1, 1)
+        if target.shape != output.shape:
+            raise AssertionError("ground truth has different shape")
+        return 1 - (output.softmax(1) * target).mean()
+
+
+def whole_numbers(output, target):
+    return functional.cross_entropy(output, target.clone()) + 0 * output.sum()
+
+
+def broadcast(output, target):
+    """It would take class maps as well: an example's labels beside each class."""
+    return (output - target).square().mean()
+
+
+@pytest.mark.parametrize("places", [(5,), (4, 3), (3, 4, 2)])
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_the_form_of_labels_that_own_losses_take(places, count):
+    torch.manual_seed(0)
+    output = torch.randn(count, 3, *places)
+    whole = torch.randint(0, 3, (count, *places))
+    hot = functional.one_hot(whole, 3).movedim(-1, 1).float()
+    for own, channel in ((Overlap(), True), (whole_numbers, False)):
+        loss = losses.fitted(named(own), output)
+        assert (loss.targets, loss.assumed) == ("class map", True)
+        true = own(output, whole[:, None] if channel else whole)
+        for labels in (whole, whole[:, None], whole.float()):
+            torch.testing.assert_close(loss(output, labels), true)
+        torch.testing.assert_close(loss(output, hot), true)
+    assert Overlap().to_onehot_y
+    assert losses.fitted(named(broadcast), output).targets == "mask"
+    one = losses.fitted(named(lambda o, y: functional.mse_loss(o, y)), output[:, :1])
+    assert one.targets == "mask"
+    one.check(torch.full((1, 1, *places), 7.0), None)  # only the function knows its range
+    assert losses.fitted(named(lambda o, y: o.mean(1).squeeze()), output).targets == "any"
+    assert losses.fitted(LOSSES["bce"], output) is LOSSES["bce"]
+
+
 def test_labels_fit_one_output_of_any_shape():
     labels = torch.tensor([0.0, 1.0, 1.0])
     flat = LOSSES["bce"](torch.arange(3.0), labels)

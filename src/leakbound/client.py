@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leakbound import check
+from leakbound import check, losses
 from leakbound._util import copies
 from leakbound._util.plain_calls import as_written
 from leakbound.core import (
@@ -29,6 +30,7 @@ from leakbound.core import (
     ClientContext,
     DefenseProtocol,
     LocalPlan,
+    Loss,
     NotApplicable,
     Observation,
     Refused,
@@ -47,6 +49,7 @@ __all__ = [
     "call",
     "clients_layer_inputs",
     "example_gradients",
+    "fitted",
     "forward",
     "gradient",
     "input_jvp",
@@ -91,8 +94,19 @@ def call(
     Raises:
         NotApplicable: the model looks its inputs up in a table, and these are not valid codes, or
             it takes several inputs, and the task's domain has no columns.
-        WrongOutput: the output is not a tensor and has no logits.
+        WrongOutput: the output is not a tensor and has no logits, and the loss is not one of parts.
     """
+    return _logits(_raw_output(task, tensors, inputs, twice=twice), task.loss)
+
+
+def _raw_output(
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    inputs: Tensor,
+    *,
+    twice: bool = True,
+) -> Any:
+    """As `call`, whatever the model returns."""
     domain = task.domain
     if domain and not domain.dtype.is_floating_point and inputs.is_floating_point():
         raise NotApplicable(f"the inputs are {domain.name}, and it searches among numbers")
@@ -100,7 +114,7 @@ def call(
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
         with plain_attention() if twice and traced else nullcontext(), as_written():
-            output = functional_call(task.model, dict(tensors), (inputs,))
+            return functional_call(task.model, dict(tensors), (inputs,))
     except (IndexError, RuntimeError, TypeError) as error:
         if domain and not domain.dtype.is_floating_point and isinstance(error, IndexError):
             raise NotApplicable(
@@ -120,7 +134,36 @@ def call(
             "the model has batch norm in training mode, which cannot normalize a single example: "
             "give at least two (batch_size), or call model.eval()"
         ) from error
-    return _logits(output)
+
+
+def fitted(task: Task, inputs: Tensor) -> Task:
+    """The task with its loss in the form that fits the model's outputs for inputs (B, *S).
+
+    A loss of the user's own gets the model's dict, tuple or list as it is: elsewhere all of its
+    tensors count as one row (B, K) of outputs. Of outputs (B, K, *S) the form of labels is found
+    (`leakbound.losses.fitted`).
+
+    Raises:
+        WrongOutput: the output is no tensor, and the loss is not the user's own.
+        ValueError: it has other parts than tensors of floats with a row for each example.
+
+    Example:
+        >>> class Heads(nn.Linear):
+        ...     def forward(self, x):
+        ...         return {"class": super().forward(x), "size": x.sum(1, keepdim=True)}
+        >>> own = Task.of(Heads(4, 2), loss=lambda heads, labels: heads["class"].square().mean())
+        >>> forward(fitted(own, torch.ones(1, 4)), torch.ones(1, 4)).shape
+        torch.Size([1, 3])
+    """
+    with torch.no_grad():
+        output = _raw_output(task, task.tensors(), inputs)
+    loss = losses.named(task.loss)
+    if isinstance(output, tuple | list | Mapping) and _own_logits(output) is None:
+        if loss.targets == "any" and not isinstance(loss.function, losses.OutputParts):
+            loss = replace(loss, function=losses.OutputParts.of(loss.function, output, len(inputs)))
+        _logits(output, loss)
+        return replace(task, loss=loss)
+    return replace(task, loss=losses.fitted(loss, _logits(output, loss)))
 
 
 class OneExample(NotApplicable, ValueError):
@@ -245,10 +288,10 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in task.tensors().items():
         tensors[name].data = value.detach().clone()
-    first = _slopes(model, inputs)
+    first = _slopes(model, inputs, task.loss)
     drawn = _random_states(inputs.device)
     for _ in range(CALLS - 1):
-        again = _slopes(model, inputs)
+        again = _slopes(model, inputs, task.loss)
         if _random_states(inputs.device) != drawn:
             raise ValueError(
                 "the model draws random numbers when it is called, as F.dropout(x) does, so its "
@@ -271,11 +314,15 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
             )
 
 
-def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
+def _slopes(
+    model: nn.Module,
+    inputs: Tensor,
+    loss: Loss,
+) -> Tensor:
     """A fixed weighted sum of the outputs, with its gradient: all that a loss would use."""
     weights = [p.requires_grad_() for p in model.parameters()]
     with torch.enable_grad(), plain_attention(), as_written():
-        output = _logits(model(inputs))
+        output = _logits(model(inputs), loss)
         # Unequal weights: a plain sum of probabilities is constant, and has no gradient.
         sizes = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
         combined = (output * sizes).sum()
@@ -321,17 +368,26 @@ def unfit(
     return f"the model cannot take inputs of shape {tuple(inputs.shape)} ({said}); {mend}"
 
 
-def _logits(output: Any) -> Tensor:
+def _logits(output: Any, loss: Loss) -> Tensor:
+    """What a model returns as one tensor for its loss: a tensor, `logits`, or all its parts."""
     if isinstance(output, Tensor):
         return output
-    logits = output.get("logits") if isinstance(output, Mapping) else None
-    logits = getattr(output, "logits", None) if logits is None else logits
-    if isinstance(logits, Tensor):
-        return logits
+    if isinstance(parts := getattr(loss, "function", None), losses.OutputParts):
+        return parts.joined(output)
+    scores = _own_logits(output)
+    if scores is not None:
+        return scores
     raise WrongOutput(
         f"the model returns a {type(output).__name__}; return a tensor of class scores (B, K), or "
-        "an object with them as `logits` (wrap the model in a module that does)"
+        "an object with them as `logits` (wrap the model in a module that does), or give a loss of "
+        "your own that takes what the model returns"
     )
+
+
+def _own_logits(output: Any) -> Tensor | None:
+    scores = output.get("logits") if isinstance(output, Mapping) else None
+    scores = getattr(output, "logits", None) if scores is None else scores
+    return scores if isinstance(scores, Tensor) else None
 
 
 # on a CPU, too

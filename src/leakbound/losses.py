@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from leakbound import check
-from leakbound._util import user_code
+from leakbound._util import copies, user_code
+from leakbound._util.text import row_of_text
 
 __all__ = [
     "LOSSES",
@@ -42,6 +46,8 @@ class NamedLoss:
             scale * (mean(output) - label) / (B * terms). None: it has another form.
         slope: the derivative of `mean`, as a function of the mean.
         coded: labels are class numbers (B,), which are turned into a 0 or 1 per output.
+        assumed: of functions that leakbound does not know: `targets` is the form of labels that
+            the function took in a call (`fitted`), so their range is not checked.
 
     Example:
         >>> bce, outputs, labels = LOSSES["bce"], torch.zeros(2, 1), torch.tensor([0.0, 1.0])
@@ -56,6 +62,7 @@ class NamedLoss:
     slope: Callable[[Tensor], Tensor] | None = None
     scale: float = 1.0
     coded: bool = False
+    assumed: bool = False
 
     def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
         return self.function(output, self.target(output, labels))
@@ -167,7 +174,9 @@ class NamedLoss:
             ValueError: labels do not fit the loss.
         """
         whole = "give one class number per pixel, (B, H, W) of torch.int64"
-        if self.targets == "any" and (labels.ndim > 1 or labels.is_floating_point()):
+        if self.assumed or (
+            self.targets == "any" and (labels.ndim > 1 or labels.is_floating_point())
+        ):
             check.finite("labels", labels)  # such as a mask: only the function knows
         elif self.by_class:
             if classes is not None and labels.ndim == 3 and self.targets == "classes":
@@ -264,6 +273,158 @@ def check_fit(
         )
 
 
+@dataclass(frozen=True)
+class OutputParts:
+    """A function on a dict, tuple or list of outputs, from all of them as one row (B, K).
+
+    `form` is what `torch.utils._pytree` knows of it; `shapes` are those of its parts without the
+    batch.
+    """
+
+    function: Function
+    form: Any
+    shapes: tuple[torch.Size, ...]
+
+    @staticmethod
+    def of(
+        function: Function,
+        output: Any,
+        count: int,
+    ) -> OutputParts:
+        """The form of this output for `count` examples.
+
+        Raises:
+            ValueError: it has other parts than tensors of floats with a row for each example.
+        """
+        parts, form = pytree.tree_flatten(output)
+        for part in parts:
+            tensor = isinstance(part, Tensor)
+            if not tensor or not part.is_floating_point() or part.shape[:1] != (count,):
+                held = f"shape {tuple(part.shape)}, {part.dtype}" if tensor else f"{part!r}"[:60]
+                raise ValueError(
+                    f"the model returns a {type(output).__name__} with a part ({held}) that is no "
+                    "tensor of floats with a row for each example; return only such parts"
+                )
+        return OutputParts(function, form, tuple(part.shape[1:] for part in parts))
+
+    def joined(self, output: Any) -> Tensor:
+        """All parts of a model's output as one row (B, K)."""
+        parts, _ = pytree.tree_flatten(output)
+        return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+
+    def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
+        rows = torch.split(output, [shape.numel() for shape in self.shapes], 1)
+        parts = [
+            row.reshape(len(output), *shape) for row, shape in zip(rows, self.shapes, strict=True)
+        ]
+        return self.function(pytree.tree_unflatten(parts, self.form), labels)
+
+
+@dataclass(frozen=True)
+class ClassMaps:
+    """A function on class maps: numbers (B, *S), or probabilities (B, K, *S) if it has a soft form.
+
+    `channel`: the function takes numbers as (B, 1, *S).
+    """
+
+    function: Function
+    channel: bool
+    soft: Function | None
+
+    def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
+        if labels.shape == output.shape and self.soft is not None:
+            return self.soft(output, labels)
+        whole = labels.long()
+        return self.function(output, whole.unsqueeze(1) if self.channel else whole)
+
+
+def fitted(loss: NamedLoss, output: Tensor) -> NamedLoss:
+    """The loss with the form of labels that it takes for outputs (B, K, *S) of pixels or voxels.
+
+    Only calls show what a function takes that leakbound does not know: class maps (B, 1, *S) or
+    (B, *S), or a number for each output. Probabilities of classes count as taken, and a search may
+    use them, if they give the value that class maps give. Other losses stay as they are.
+
+    Example:
+        >>> own = named(lambda output, mask: dice(output, mask))
+        >>> fitted(own, torch.zeros(1, 1, 4, 4)).targets, fitted(own, torch.zeros(1, 5)).targets
+        ('mask', 'any')
+    """
+    if loss.targets != "any" or output.ndim < 3:
+        return loss
+    classes, *places = output.shape[1:]
+    # A number of examples that is not that of classes: labels must not expand to the outputs.
+    count = 2 if classes != 2 else 3
+    output = output[:1].expand(count, *output.shape[1:])
+    whole = torch.arange(count * output[0, 0].numel(), device=output.device) % classes
+    whole = whole.reshape(count, *places)
+    if classes > 1:
+        for channel in (False, True):
+            taken = ClassMaps(loss.function, channel, None)
+            value = _value(taken, output, whole)
+            spread = channel and _expands(loss.function, output, whole, value)
+            if value is not None and not spread:
+                soft = _soft(loss.function, output, whole, value)
+                function = replace(taken, soft=soft)
+                return replace(loss, function=function, targets="class map", assumed=True)
+    if _value(loss.function, output, torch.zeros_like(output)) is None:
+        return loss
+    return replace(loss, targets="mask", assumed=True)
+
+
+def _soft(
+    function: Function,
+    output: Tensor,
+    whole: Tensor,
+    value: Tensor,
+) -> Function | None:
+    """The function on probabilities of classes, if it has such a form, else None."""
+    hot = functional.one_hot(whole, output.shape[1]).movedim(-1, 1).to(output)
+    forms = [function]
+    if isinstance(function, nn.Module):
+        # MONAI's losses make the probabilities themselves unless this is off.
+        open_form = copies.duplicate(function)
+        for module in open_form.modules():
+            if hasattr(module, "to_onehot_y"):
+                vars(module)["to_onehot_y"] = False
+        forms.append(open_form)
+    for form in forms:
+        same = _value(form, output, hot)
+        if same is not None and torch.allclose(same, value, rtol=1e-3):
+            return form
+    return None
+
+
+def _expands(
+    function: Function,
+    output: Tensor,
+    whole: Tensor,
+    value: Tensor | None,
+) -> bool:
+    """Whether the function takes a class map as the same number for every class's output."""
+    if value is None:
+        return False
+    wide = whole.unsqueeze(1).expand_as(output).to(output)
+    same = _value(function, output, wide)
+    return same is not None and torch.allclose(same, value, rtol=1e-3)
+
+
+def _value(
+    function: Function,
+    output: Tensor,
+    labels: Tensor,
+) -> Tensor | None:
+    """The function's value, a scalar; None if it does not take such labels, or only warns."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # PyTorch only warns of labels that it expands to the outputs' shape.
+            warnings.filterwarnings("error", message=".*target size.*")
+            value = function(output, labels)
+    except Exception:  # the user's function may raise anything
+        return None
+    return value if isinstance(value, Tensor) and not value.ndim else None
+
+
 def dice(output: Tensor, mask: Tensor) -> Tensor:
     """The mean of 1 - (2 sum p y + 1) / (sum p + sum y + 1), p the sigmoid of the outputs.
 
@@ -353,29 +514,46 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 
 
-def build(
-    name: str,
-    settings: Mapping[str, Any],
-    *,
-    title: str,
-) -> NamedLoss:
-    """A loss of `LOSSES`, or "package.module:name": a function, or a class and its settings.
+def is_code(loss: str) -> bool:
+    """Whether a text names the user's own code, whose import runs it.
 
-    Of the user's own code, which is imported and runs, `title` is the name in records.
+    Example:
+        >>> is_code("monai.losses:DiceLoss,sigmoid=true"), is_code("dice")
+        (True, False)
     """
-    if ":" not in name:
-        check.one_of(LOSSES, loss=title)
-        return LOSSES[name]
-    made = user_code.find("loss", name)
+    return ":" in loss.partition(",")[0]
+
+
+def _imported(text: str) -> NamedLoss:
+    """The loss behind "package.module:name,key=value": a function, or what builds one."""
+    settings = row_of_text("loss", text)
+    found = user_code.find("loss", settings.pop("name"))
     try:
-        loss = named(made(**settings) if settings or isinstance(made, type) else made)
+        loss = named(found(**settings) if settings or _builds(found) else found)
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"loss {title!r} raised {said[:300]}; give a function of outputs and labels, or a "
-            "class and its settings, as in my.losses:Dice,sigmoid=true"
+            f"loss {text!r} raised {said[:300]}; give a function of outputs and labels, or a class "
+            "or function that builds one, and its settings, as in my.losses:Dice,sigmoid=true"
         ) from error
-    return loss if loss.name in LOSSES else replace(loss, name=title)
+    return loss if loss.name in LOSSES else replace(loss, name=text)
+
+
+def _builds(found: Callable[..., Any]) -> bool:
+    """Whether this builds a loss: a class, or a function that needs no argument.
+
+    A loss itself needs outputs and labels.
+    """
+    if isinstance(found, type):
+        return True
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # such as of functions that are written in C
+        return False
+    return not any(
+        p.kind is p.VAR_POSITIONAL or (p.default is p.empty and p.kind is not p.VAR_KEYWORD)
+        for p in parameters
+    )
 
 
 def named(loss: str | Function) -> NamedLoss:
@@ -383,6 +561,8 @@ def named(loss: str | Function) -> NamedLoss:
 
     A module with other settings than PyTorch's, such as weights, is taken as it is: updates and
     searches use them, and labels are not inferred. So is a function that is not in `LOSSES`.
+    "package.module:name" imports the user's own: a loss, or a class or function that builds one,
+    with settings after commas.
 
     Raises:
         ValueError: no loss has this name, or the loss returns no scalar.
@@ -395,11 +575,8 @@ def named(loss: str | Function) -> NamedLoss:
     """
     if isinstance(loss, NamedLoss):
         return loss
-    if isinstance(loss, str) and ":" in loss:
-        raise ValueError(
-            f"loss is {loss!r}; give one of {', '.join(LOSSES)} here. Functions of your own go to "
-            "`leakbound attack --update FILE --loss`, or to simulate(loss=function) in Python"
-        )
+    if isinstance(loss, str) and is_code(loss):
+        return _imported(loss)
     if isinstance(loss, str):
         check.one_of(LOSSES, loss=loss)
         return LOSSES[loss]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -17,9 +16,10 @@ from functools import cache
 from importlib.metadata import entry_points
 from itertools import product
 from types import ModuleType, UnionType
-from typing import Any
+from typing import Any, cast
 
 from leakbound import attacks, check, defenses, losses, models
+from leakbound._util.text import row_of_text
 from leakbound.models.custom import load_user_model
 
 __all__ = [
@@ -224,8 +224,7 @@ def parse(
         (GaussianNoise(noise_std=0.1),)
     """
     if kind == "loss":
-        row = row_of(kind, described)
-        return losses.build(row.pop("name"), row, title=str(described))
+        return losses.named(cast(str, described))
     specs = specs_of(kind, described)
     built = [build(kind, spec.name, spec.parameters, **data) for spec in specs]
     return defenses.chain(*built) if kind == "defense" else built[0]
@@ -290,7 +289,7 @@ def specs_of(kind: str, described: object) -> tuple[Spec, ...]:
 def row_of(kind: str, described: object) -> dict[str, Any]:
     """A plan's table from user input: a name with settings, a table, or a registered object."""
     if isinstance(described, str):
-        return _row_of_text(kind, described)
+        return row_of_text(kind, described)
     if isinstance(described, Mapping):
         return dict(described)
     if isinstance(described, defenses.Chain):
@@ -403,27 +402,3 @@ def _coerce(
         return value
     words = [k.__name__ for k in plain if k is not type(None)] + ["list"] * bool(items)
     raise ValueError(f"{name} is {value!r}; give a value of type {' or '.join(words)}")
-
-
-WORD = re.compile(
-    r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\s*(?:,|$))([a-zA-Z_~/][\w.:/~-]*)(?=\s*(?:,|$))"""
-)
-"""A string, or a value without quotes: a word or a path, and no keyword of TOML."""
-LIMIT = 1 << 20
-"""Characters of a name with its settings."""
-
-
-def _row_of_text(kind: str, text: str) -> dict[str, Any]:
-    """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
-    name, _, settings = text.partition(",")
-    settings = WORD.sub(lambda match: f'="{match[1]}"' if match[1] else match[0], settings)
-    try:
-        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
-    except tomllib.TOMLDecodeError:
-        raise ValueError(
-            f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
-        ) from None
-    # a name among the settings would silently replace the one before the comma
-    if len(text) > LIMIT or "name" in table:
-        raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
-    return {"name": name, **table}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib import metadata
@@ -16,6 +17,12 @@ _MARKDOWN = re.compile(
     r"[^\w .,:;=+()%/'’“”–−-]|(?<![^\W_])_|_(?![^\W_])|:(?! |$)|(?<=www)\.", re.IGNORECASE
 )
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_WORD = re.compile(
+    r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\s*(?:,|$))([a-zA-Z_~/][\w.:/~-]*)(?=\s*(?:,|$))"""
+)
+"""A string, or a value without quotes: a word or a path, and no keyword of TOML."""
+LONGEST_ROW = 1 << 20
+"""Characters of a name with its settings."""
 
 
 def digest(value: Any) -> str:
@@ -40,6 +47,22 @@ def plain(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {key: plain(value) for key, value in thing.items()}
     return thing
+
+
+def row_of_text(kind: str, text: str) -> dict[str, Any]:
+    """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
+    name, _, settings = text.partition(",")
+    settings = _WORD.sub(lambda match: f'="{match[1]}"' if match[1] else match[0], settings)
+    try:
+        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError(
+            f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
+        ) from None
+    # A name among the settings would silently replace the one before the comma.
+    if len(text) > LONGEST_ROW or "name" in table:
+        raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
+    return {"name": name, **table}
 
 
 def version(name: str) -> str:

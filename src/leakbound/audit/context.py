@@ -27,7 +27,7 @@ from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
 from leakbound.domains.known import as_marked, known_parts
-from leakbound.losses import NamedLoss, named
+from leakbound.losses import NamedLoss, check_fit, is_code, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_weights
 from leakbound.randomness import permutation, stream
@@ -291,7 +291,7 @@ class PlanContext:
             )
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
-        check_outputs(self, task, spec.name)
+        task = check_outputs(self, task, spec.name)
         return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
@@ -452,8 +452,10 @@ def one_line(error: BaseException) -> str:
 
 
 def named_code_of(plan: Plan) -> list[str]:
-    """What a plan names as "package.module:build": models, and settings of attacks."""
+    """What a plan names as "package.module:build": models, settings of attacks, and the loss."""
     named = {model.name for model in plan.models}
+    if is_code(plan.data.loss):
+        named.add(plan.data.loss.partition(",")[0])
     for attack in plan.attacks:
         named |= {value for value in attack.parameters.values() if isinstance(value, str)}
     return sorted(name for name in named if ":" in name)
@@ -501,14 +503,13 @@ def check_outputs(
     context: PlanContext,
     task: Task,
     name: str,
-) -> None:
-    """Reject a model, called `name`, that does not fit a plan's data.
+) -> Task:
+    """The task with a loss that fits the outputs of its model, which is called `name`.
 
     Raises:
-        ValueError: it cannot take an example, has other outputs than the loss needs, or gives other
-            gradients when it is called again.
+        ValueError: the model cannot take an example, has other outputs than the loss needs, or
+            gives other gradients when it is called again.
     """
-    loss = context.loss
     classes = context.dataset.classes
     # Two examples: a batch norm in training mode refuses one.
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
@@ -519,6 +520,7 @@ def check_outputs(
             "model.float() from the function that builds it"
         )
     try:
+        task = client.fitted(task, image)
         if context.domain.dtype.is_floating_point:
             client.refuse_codes(task, context.input_shape)
         with torch.enable_grad():
@@ -542,6 +544,13 @@ def check_outputs(
         client.refuse_changing(task, image)
     except ValueError as error:
         raise ValueError(f"model {name!r}: {error}") from None
+    loss = named(task.loss)
+    if loss.assumed or loss.targets == "any":  # only the function knows which outputs it takes
+        try:
+            check_fit(loss, output, context.batch(torch.arange(len(image))).labels)
+        except ValueError as error:
+            raise ValueError(f"model {name!r}: {error}") from None
+        return task
     shape = tuple(output.shape)
     wanted = loss.outputs(classes)
     more = loss.name in ("cross_entropy", "dense_cross_entropy")
@@ -552,6 +561,7 @@ def check_outputs(
             f"(1, K{', H, W' * loss.dense}) with K {'at least ' * more}{wanted} (loss "
             f"{loss.name!r}, {classes or 'no'} classes of the data)"
         )
+    return task
 
 
 def check_plan(plan: Plan, context: PlanContext) -> None:

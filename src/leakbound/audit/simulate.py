@@ -192,7 +192,7 @@ def simulate(
         )
 
     with one_thread():
-        check_outputs(task, clients[0])
+        task = check_outputs(task, clients[0])
         played = round_of(clients)
         answer = built_attack(played.observation, stream(seed, "attack", attack_info.name))
         answer = noted(with_known(played.observation, answer))
@@ -289,7 +289,7 @@ def error_bound(
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
-        check_outputs(task, clients[0])
+        task = check_outputs(task, clients[0])
         played = play(
             task,
             clients,
@@ -346,12 +346,15 @@ def typed(
     return [converted(batch) for batch in clients], public and converted(public)
 
 
-def check_outputs(task: Task, batch: Batch) -> None:
-    """Reject a model that cannot take the inputs or does not repeat itself, or a loss that does
+def check_outputs(task: Task, batch: Batch) -> Task:
+    """The task with a loss that fits the model's outputs.
+
+    A model that cannot take the inputs or does not repeat itself is rejected, and a loss that does
     not take its outputs.
     """
     inputs = batch.inputs
     try:
+        task = client.fitted(task, inputs)
         with torch.no_grad():
             output = client.forward(task, inputs)
     except (NotApplicable, client.WrongOutput):
@@ -365,6 +368,7 @@ def check_outputs(task: Task, batch: Batch) -> None:
     if loss.targets == "classes" and batch.labels.ndim == 1:
         check.labels(batch.labels, output.shape[1])
     check_fit(loss, output, batch.labels)
+    return task
 
 
 def defense_of(defense: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:

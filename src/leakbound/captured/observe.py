@@ -703,7 +703,8 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     try:
         if tokens:
             image = reading.probes(task, shape[0], input_shape)
-        else:
+        task = client.fitted(task, image)
+        if not tokens:
             client.refuse_codes(task, input_shape)
         with torch.no_grad():
             output = client.forward(task, image)
@@ -799,7 +800,7 @@ def _with_law(
         labels = images
     elif not loss.by_class:
         with torch.no_grad():
-            labels = loss.searched(torch.zeros_like(client.forward(task, images)))
+            labels = loss.decided(torch.zeros_like(client.forward(task, images)))
     elif loss.targets == "any":
         labels = _taken(task, images, labels if known_labels is None else known_labels)
     stand_in, _ = respond(task, Batch(images, labels.to(images.device)), defense, source)

@@ -40,7 +40,7 @@ from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.domains.known import KnownValues, as_marked
-from leakbound.losses import LOSSES
+from leakbound.losses import LOSSES, is_code, named
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_assessment
 
@@ -141,9 +141,9 @@ def _settings(
 ) -> Settings:
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     classes = command.classes
-    if ":" in command.loss:
+    if is_code(command.loss):
         _announce("loss", command.loss.partition(",")[0])
-    loss = registry.parse("loss", command.loss)
+    loss = named(command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))

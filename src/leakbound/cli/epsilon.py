@@ -45,7 +45,7 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
         classes=context.dataset.classes,
         domain=context.domain,
     )
-    check_outputs(context, task, command.model)
+    task = check_outputs(context, task, command.model)
     client_and_claims = client, dict(model.state_dict()), base, task, claims
     how: dict[str, Any] = {"confidence": command.confidence, "seed": command.seed}
     with Bar(errors, "runs") as bar:

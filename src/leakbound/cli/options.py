@@ -114,8 +114,8 @@ class AttackOptions:
     """Schema of a table; by default the file of its name that ends in .toml."""
     loss: Name = "cross_entropy"
     """What the client trains on. One of cross_entropy, bce, mse, l1, poisson, dense_cross_entropy,
-    dice, next_token, token_cross_entropy (docs/label_inference.md). With --update also your own:
-    package.module:function, or a class and settings, as in monai.losses:DiceLoss,sigmoid=true."""
+    dice, next_token, token_cross_entropy (docs/label_inference.md), or your own:
+    package.module:name of a loss or of what builds one, as in my.losses:Dice,sigmoid=true."""
     defense: Annotated[str | None, Option("NAME")] = None
     """The defense; by default none. With --update, by default what `leakbound capture` saw."""
     batch_size: int | None = None
