@@ -1,10 +1,13 @@
 """Parts of an example that an attacker knows: names, places, and what is left."""
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 
+from leakbound import tensors
 from leakbound.domains import Column, NumberDomain, SeriesDomain, TableDomain, TokenDomain, of_shape
-from leakbound.domains.known import known_parts
+from leakbound.domains.known import as_marked, known_parts, names_in
 from leakbound.randomness import stream
 
 TABLE = TableDomain(
@@ -27,7 +30,64 @@ CASES = [
     (TokenDomain(9, 12), "places:0,11", 2),
     (TABLE, "sex", 2),
     (TABLE, "age, dose", 3),
+    (TABLE, "all", 5),
 ]
+
+
+@pytest.fixture
+def mask(tmp_path, monkeypatch):
+    """Masks of 6 x 4 pixels, of which three are known, in every format."""
+    known = numpy.zeros((6, 4))
+    known[1, 2] = known[5, 0] = known[5, 3] = 7
+    numpy.savez(tmp_path / "m.npz", known)
+    tensors.write(tmp_path / "m.safetensors", {"mask": torch.from_numpy(known)})
+    Image.fromarray(known.astype(numpy.uint8)).save(tmp_path / "m.png")
+    numpy.savez(tmp_path / "empty.npz", 0 * known)
+    numpy.savez(tmp_path / "full.npz", 1 + known)
+    numpy.savez(tmp_path / "two.npz", known, known)
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.npz").write_bytes(b"no archive")
+    monkeypatch.chdir(tmp_path)
+    return torch.from_numpy(known) != 0
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.safetensors", "m.png"])
+def test_a_mask_names_pixels_of_all_channels(mask, name):
+    known = known_parts(IMAGE, f"mask:{name}")
+    assert torch.equal(known.places.reshape(2, 6, 4), mask.expand(2, 6, 4))
+    assert known.rest.shape == (42,)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.npz", "does not exist"),
+        ("empty.npz", "0 everywhere"),
+        ("full.npz", "nothing is left"),
+        ("two.npz", "holds 2 arrays"),
+        ("bad.png", "no .npz, .safetensors or .png file"),
+        ("bad.npz", "no .npz, .safetensors or .png file"),
+        ("m.txt", "does not exist"),
+    ],
+)
+def test_what_is_no_mask_is_refused(mask, name, message):
+    with pytest.raises(ValueError, match=message):
+        known_parts(IMAGE, f"mask:{name}")
+
+
+def test_a_mask_of_other_images_is_refused(mask):
+    with pytest.raises(ValueError, match=r"shape \(6, 4\).*\(4, 6\) pixels"):
+        known_parts(of_shape((1, 4, 6)), "mask:m.npz")
+
+
+def test_a_name_with_a_comma_is_in_quotes():
+    names = ("dose, mg", 'the "old" one', "plain")
+    table = TableDomain(tuple(Column(name, known=True) for name in names))
+    assert known_parts(table, 'plain, "dose, mg"').places.tolist() == [True, False, True]
+    assert known_parts(table, 'all but "dose, mg"').places.tolist() == [False, True, True]
+    assert names_in(as_marked(table, "")) == [*names]
+    with pytest.raises(ValueError, match='the columns are "dose, mg", "the ""old"" one", plain'):
+        known_parts(table, "dose, mg")
 
 
 @pytest.mark.parametrize(("domain", "text", "count"), CASES, ids=lambda value: str(value)[:25])

@@ -275,9 +275,8 @@ def test_a_column_refuses_what_is_none(change, words):
 
 
 def test_a_table_needs_columns_of_different_names():
-    for columns in ((), (COLUMNS[0], COLUMNS[0])):
-        with pytest.raises(ValueError, match="columns are named"):
-            TableDomain(columns)
+    with pytest.raises(ValueError, match="columns are named"):
+        TableDomain((COLUMNS[0], COLUMNS[0]))
 
 
 def test_names_and_levels_are_escaped_in_pages():

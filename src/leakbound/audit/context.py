@@ -26,7 +26,7 @@ from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
-from leakbound.domains.known import as_marked, known_parts
+from leakbound.domains.known import as_marked, known_parts, mask_file
 from leakbound.losses import NamedLoss, check_fit, is_code, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_weights
@@ -487,7 +487,8 @@ def _digest(file: str) -> str:
 
 def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
     dataset = context.dataset
-    named = [*(spec.weights for spec in plan.models), plan.lpips_weights]
+    mask = mask_file(plan.threat.known)
+    named = [*(spec.weights for spec in plan.models), plan.lpips_weights, mask]
     return {
         "source": plan.data.source,
         "fingerprint": dataset.fingerprint,

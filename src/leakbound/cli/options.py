@@ -127,7 +127,7 @@ class AttackOptions:
     """Seed of weights, batch and noise."""
     known: Annotated[str, Option("PARTS")] = ""
     """What the attacker has of every example from elsewhere: columns, as in age,sex, or region:top,
-    past:24, prefix:10. Only the rest counts as reconstructed."""
+    mask:FILE, past:24, prefix:10. Only the rest counts as reconstructed; after all, the label."""
     labels_unknown: bool = False
     """The attacker does not know the labels."""
     defense_unknown: bool = False
@@ -474,10 +474,10 @@ class TrainingOptions:
     labels_known: bool = False
     """The attacker knows the label. They choose a candidate per class."""
     known: Annotated[str | None, Option("PARTS")] = None
-    """What an intruder knows of the example. Names of columns (birth_date,sex,zip), region:top or
-    region:0-13,0-27 of images, channels:0,2 or past:24 of series, prefix:10 of text. `bound` shows
-    what the training adds for a stranger, for the intruder, and for anyone; in `calibrate` the
-    target counts the unknown part."""
+    """What an intruder knows of the example. Names of columns (birth_date,sex,zip), region:top,
+    region:0-13,0-27 or mask:FILE of images, channels:0,2 or past:24 of series, prefix:10 of text.
+    `bound` shows what the training adds for a stranger, for the intruder, and for anyone; in
+    `calibrate` the target counts the unknown part."""
     input_range: Range = (0.0, 1.0)
     """Range of the inputs."""
     delta: float = 1e-5

@@ -122,6 +122,8 @@ class Schema:
     person: str = ""
 
     def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError("it has no columns; describe each below [[columns]]")
         names = [column.name for column in TableDomain(self.columns).columns]
         for name in (self.target, *filter(None, [self.person]), *self.ignore):
             if name in names:

@@ -527,7 +527,7 @@ class PartsDomain(ABC):
 
     def level(self, within: float) -> float:
         """Percent of parts that are right."""
-        return 100 * (1 - within / self.parts)
+        return 100 * (1 - within / max(1, self.parts))
 
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) percent of parts that are right."""

@@ -6,6 +6,7 @@ who knows some parts is that of `Known.rest`, on `Known.unknown(examples)`.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -15,16 +16,23 @@ import torch
 from torch import Tensor
 
 from leakbound.domains.base import Domain, ImageDomain, NumberDomain, SeriesDomain
+from leakbound.domains.masks import read_mask
 from leakbound.domains.table import TableDomain
 from leakbound.domains.tokens import TokenDomain
 
-__all__ = ["Known", "KnownValues", "as_marked", "known_parts"]
+__all__ = ["Known", "KnownValues", "as_marked", "known_parts", "names_in"]
 
 NOTHING = "none"
 """The text for who knows no part, whatever a schema marks as known."""
 
+EVERYTHING = "all"
+"""The text for who knows every column of a table: the label is asked for."""
+LABEL = "the label"
+"""What an attribute is called that is no column."""
 ALL_BUT = "all but "
 """Before names of columns: all others are known."""
+MASK = "mask:"
+"""Before a file that says which pixels are known."""
 HALVES = {"top": (0, 0), "bottom": (0, 1), "left": (1, 0), "right": (1, 1)}
 """Regions of an image by name: the axis that is halved, and which half is known."""
 
@@ -47,9 +55,14 @@ class Known:
     part: Domain = field(compare=False)
     rest: Domain = field(compare=False)
 
+    @property
+    def everything(self) -> bool:
+        """Whether all columns of a table are known: the label is asked for."""
+        return self.rest.parts == 0
+
     def unknown(self, examples: Tensor) -> Tensor:
         """(N, *rest.shape) the unknown part of examples (N, *shape)."""
-        return examples.flatten(1)[:, ~self.places].reshape(-1, *self.rest.shape)
+        return examples.flatten(1)[:, ~self.places].reshape(len(examples), *self.rest.shape)
 
     def values(self, examples: Tensor) -> Tensor:
         """(N, *part.shape) the known part of examples (N, *shape)."""
@@ -86,12 +99,13 @@ def known_parts(domain: Domain, text: str) -> Known:
 
     Args:
         domain: of the examples.
-        text: for a table, names of columns, such as "birth_date,sex,zip", or
-            "all but diagnosis"; for images "region:top"
-            (bottom, left, right) or "region:Y0-Y1,X0-X1", rows and columns of pixels from 0, the
-            last included; for series "channels:0,2" or "past:24", the first times of every channel;
-            for text "prefix:N", the first tokens, or "places:0-9,15"; for other inputs
-            "places:...".
+        text: for a table, names of columns, such as "birth_date,sex,zip", or "all but diagnosis",
+            or "all", which leaves the label alone; names with a comma are in quotes, as in CSV. For
+            images "region:top" (bottom, left, right) or "region:Y0-Y1,X0-X1", rows and columns of
+            pixels from 0, the last included, or "mask:FILE", the pixels that are not 0 in a .npz,
+            .safetensors or .png file. For series "channels:0,2" or "past:24", the first times of
+            every channel; for text "prefix:N", the first tokens, or "places:0-9,15"; for other
+            inputs "places:...".
 
     Raises:
         ValueError: the text names no part, an unknown one, or all of them.
@@ -103,7 +117,7 @@ def known_parts(domain: Domain, text: str) -> Known:
         (392, (392,))
     """
     places = _places_of(domain, text)
-    if bool(places.all()):
+    if bool(places.all()) and text != EVERYTHING:
         raise ValueError(f"known is {text!r}, the whole example: nothing is left to reconstruct")
     return Known(text, domain, places, _restricted(domain, places), _restricted(domain, ~places))
 
@@ -123,7 +137,29 @@ def as_marked(domain: Domain, text: str) -> str:
         return ""
     if text or not isinstance(domain, TableDomain):
         return text
-    return ",".join(column.name for column in domain.columns if column.known)
+    return ",".join(_quoted(column.name) for column in domain.columns if column.known)
+
+
+def mask_file(text: str) -> str | None:
+    """The file that says what is known, if there is one."""
+    return text.removeprefix(MASK) if text.startswith(MASK) else None
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a line of CSV: one with a comma is in quotes.
+
+    Example:
+        >>> names_in('age, "weight, kg"')
+        ['age', 'weight, kg']
+    """
+    [names] = csv.reader([text], skipinitialspace=True)
+    return [name.strip() for name in names]
+
+
+def _quoted(name: str) -> str:
+    """A name as `names_in` reads it."""
+    plain = not {",", '"'} & {*name} and name == name.strip()
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 @singledispatch
@@ -139,8 +175,11 @@ def _(domain: NumberDomain, text: str) -> Tensor:
 
 @_places_of.register
 def _(domain: ImageDomain, text: str) -> Tensor:
-    region = _after("region", text)
     height, width = domain.shape[1:]
+    file = mask_file(text)
+    if file is not None:
+        return read_mask(file, height, width).expand(domain.shape).flatten()
+    region = _after("region", text)
     known = torch.zeros(height, width, dtype=torch.bool)
     if region in HALVES:
         axis, half = HALVES[region]
@@ -172,11 +211,14 @@ def _(domain: TokenDomain, text: str) -> Tensor:
 @_places_of.register
 def _(domain: TableDomain, text: str) -> Tensor:
     but = text.startswith(ALL_BUT)
-    names = [name.strip() for name in text.removeprefix(ALL_BUT).split(",")]
+    names = names_in(text.removeprefix(ALL_BUT))
     columns = [column.name for column in domain.columns]
+    if text == EVERYTHING:
+        names = columns
     for name in names:
         if name not in columns:
-            raise ValueError(f"known names {name!r}; the columns are {', '.join(columns[:30])}")
+            shown = ", ".join(map(_quoted, columns[:30]))
+            raise ValueError(f"known names {name!r}; the columns are {shown}")
     places = torch.zeros(domain.shape, dtype=torch.bool)
     for column, start, stop in domain.placed:
         places[start:stop] = (column.name in names) is not but

@@ -214,11 +214,8 @@ class TableDomain(PartsDomain):
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(
-                f"columns are named {', '.join(names[:20]) or '(none)'}; give at least one, each "
-                "with its own name"
-            )
+        if len(set(names)) != len(names):
+            raise ValueError(f"columns are named {', '.join(names[:20])}; give each its own name")
 
     @cached_property
     def placed(self) -> tuple[tuple[Column, int, int], ...]:
@@ -230,7 +227,7 @@ class TableDomain(PartsDomain):
     @property
     def shape(self) -> tuple[int, ...]:
         """Numbers that store one row."""
-        return (self.placed[-1][2],)
+        return (sum(column.width for column in self.columns),)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:

@@ -26,6 +26,7 @@ from leakbound.audit_epsilon import finding
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import task_of
 from leakbound.domains import of_shape
+from leakbound.domains.known import names_in
 from leakbound.gate import client
 from leakbound.gate.policy import (
     BROKEN,
@@ -163,10 +164,9 @@ def _of_audit(
 
 def _known(stated: str, assessments: Sequence[Assessment]) -> Requirement:
     """Whether every experiment was against an attacker who has these parts of the examples."""
-    wanted = set(stated.split(","))
-    others = {
-        one.threat.known for one in assessments if not wanted <= {*one.threat.known.split(",")}
-    }
+    wanted = {*names_in(stated)}
+    held = {one.threat.known for one in assessments}
+    others = {known for known in held if not wanted <= {*names_in(known)}}
     words = ", ".join(sorted(one or "nothing" for one in others)) or stated
     return Requirement(
         "known",
