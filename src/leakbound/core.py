@@ -75,7 +75,10 @@ class ThreatModel:
     `statistics_known`: the statistics of the batch in every batch norm, which a client reveals if
     it also sends its running statistics. `known`: parts of every example that the attacker has from
     elsewhere, as `domains.known_parts` reads them: "birth_date,sex,zip" or "region:top"; ""
-    is a stranger, who knows the population alone.
+    is a stranger, who knows the population alone. Who knows "all" columns asks for the label.
+
+    Raises:
+        ValueError: all columns are known, and the labels too.
     """
 
     labels_known: bool = True
@@ -83,6 +86,13 @@ class ThreatModel:
     server: Server = Server.HONEST
     statistics_known: bool = False
     known: str = ""
+
+    def __post_init__(self) -> None:
+        if self.known == "all" and self.labels_known:
+            raise ValueError(
+                "known is 'all' and labels_known is True: nothing is left to reconstruct; give "
+                "labels_known = false, or all columns but one"
+            )
 
 
 @dataclass(frozen=True, eq=False)

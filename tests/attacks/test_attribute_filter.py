@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import leakbound as lb
+from leakbound.assess.facts import confirmed
 from leakbound.attacks import AttributeFilter
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task, ThreatModel
 from leakbound.defenses import DpSgd, NoDefense
@@ -15,6 +16,7 @@ from leakbound.protocol import play
 from leakbound.randomness import stream
 
 ALL_BUT = ThreatModel(known="all but foreign_worker")
+LABEL = ThreatModel(known="all", labels_known=False)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def attacked(
     if absent:  # what is known is of people who do not take part
         others = rows.batch(order[size : 2 * size])
         known = KnownValues(seen.known.parts, seen.known.parts.values(others.inputs))
-        seen = replace(seen, known=known, labels=others.labels)
+        seen = replace(seen, known=known, labels=others.labels if threat.labels_known else None)
     return AttributeFilter(**settings)(seen, stream(seed, "attack")), batch
 
 
@@ -75,16 +77,48 @@ def test_every_level_is_read_without_noise(rows, plan):
         assert fact.items[0] == rows.domain.rows(batch.inputs)[place][-1]
 
 
+def test_the_label_is_read_without_noise(rows):
+    for seed in range(3):
+        answer, batch = attacked(rows, seed, threat=LABEL, tests=99, tried=1)
+        assert torch.equal(answer.inputs, batch.inputs)
+        assert torch.equal(answer.labels, batch.labels)
+        [fact] = answer.facts
+        assert (fact.subject, fact.level) == ("the label", 0.01)
+        [place] = fact.examples
+        assert fact.items == (str(int(batch.labels[place])),)
+
+
+def test_a_wrong_label_shows_nothing(rows):
+    """The verdict needs the right label, whatever its p-value."""
+    batch = rows.batch(torch.arange(4))
+    public = rows.batch(torch.arange(500, 900))
+    settings = {"threat": LABEL, "domain": rows.domain, "public": public}
+    attack = AttributeFilter(tests=199)
+    found = lb.simulate(model_of(rows, 0), batch, attack=attack, **settings)
+    assert found.verdict == "attribute exposed"
+    assert found.assessment.matched == found.assessment.bounds == ()
+    assert found.assessment.criterion.text == "the label"
+    [fact] = found.assessment.facts
+    wrong = Batch(batch.inputs, 1 - batch.labels)
+    [shown] = confirmed([fact], wrong, rows.domain)
+    assert (fact.level, shown.level) == (0.01, 1.0)
+    noisy = lb.simulate(
+        model_of(rows, 0), batch, attack=attack, defense=DpSgd(1.0, 100.0), **settings
+    )
+    assert noisy.verdict == "undecided"
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("threat", [ALL_BUT, LABEL], ids=["column", "label"])
 @pytest.mark.parametrize("absent", [False, True], ids=["noise", "other people"])
-def test_chance_reads_nothing(rows, absent):
+def test_chance_reads_nothing(rows, absent, threat):
     """Noise multiplier 1,000, or an update of others: at most 1 % + 2 standard errors of runs."""
     runs = 300
     few = {"size": 2, "replays": 2, "tests": 99, "tried": 1}
     defense = None if absent else DpSgd(1.0, 1000.0)
     read = 0
     for seed in range(runs):
-        answer, _ = attacked(rows, seed, absent=absent, defense=defense, **few)
+        answer, _ = attacked(rows, seed, absent=absent, defense=defense, threat=threat, **few)
         read += answer.facts[0].level <= 0.01
     assert read / runs <= 0.01 + 2 * (0.0099 / runs) ** 0.5
 
@@ -126,11 +160,17 @@ def test_what_it_needs(rows):
         "more than one column": ThreatModel(known="foreign_worker"),
         "no columns are known": ThreatModel(),
         "labels are not known": replace(ALL_BUT, labels_known=False),
+        "more than one": ThreatModel(known="foreign_worker", labels_known=False),
         "no category": ThreatModel(known="all but age_in_years"),
     }
     for reason, threat in needs.items():
         with pytest.raises(NotApplicable, match=reason):
             attacked(rows, 0, threat=threat)
+
+
+def test_who_knows_the_label_and_all_columns_has_nothing_left():
+    with pytest.raises(ValueError, match="nothing is left to reconstruct"):
+        ThreatModel(known="all")
 
 
 def test_who_does_not_know_the_defense_tests_nothing(rows):

@@ -201,7 +201,14 @@ def test_one_unknown_column_is_read_without_its_truth(table, tmp_path, capsys):
     assert "smoker is read: " in shown
     page = (tmp_path / "rep" / "report.html").read_text()
     assert "reveals smoker of" in page
-    assert "whose other columns are known (wrong with probability" in page
+    assert "of whom all else is known (wrong with probability" in page
+    # The same people, of whom all but the outcome is known.
+    label = ["--known", "all", *known[2:], "--learning-rate", "0.1", "--local-steps", "1"]
+    assert attack(*label, "--out", "label") == EXPOSED_CODE
+    (record,) = records(tmp_path / "label")
+    assert (record.attack.name, record.verdict) == ("attribute_filter", "attribute exposed")
+    [fact] = [fact for fact in record.facts if fact.kind == "attribute"]
+    assert fact.items == tuple(str(sick[place]) for place in fact.examples)
     # Another update, of other people, does not fit what is known.
     table([11, 12, 13, 14])
     (tmp_path / "others.csv").write_bytes((tmp_path / "truth.csv").read_bytes())

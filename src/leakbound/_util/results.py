@@ -47,9 +47,9 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Something that an update reveals about its examples, though no example is reconstructed.
 
     Attributes:
-        kind: "attribute", the unknown column of examples whose other columns are known; "words" of
-            a text, "levels" of a column, "classes" of the labels, "zero values" of all inputs,
-            "batch statistics".
+        kind: "attribute", the unknown column (or label) of examples of which all else is known;
+            "words" of a text, "levels" of a column, "classes" of the labels, "zero values" of all
+            inputs, "batch statistics".
         subject: the column or layer that it is about; "" for all of the input.
         items: what is revealed, as text; what matters most comes first, and long lists are cut.
         count: how many items there are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from leakbound.assess.sentences import ordered
 from leakbound.attacks.analytic import first_layer
 from leakbound.core import Batch, Exact, NotApplicable, Observation, Reconstruction
 from leakbound.domains import Domain
+from leakbound.domains.known import LABEL
 from leakbound.engines.path import NoPath, path_to
 
 ZEROS = "every example changes the first layer, and the client withholds no entries"
@@ -100,8 +101,12 @@ def _right(
     truth: Batch,
     domain: Domain,
 ) -> Fact:
-    columns = domain.fields(None, truth.inputs).columns or ()
-    [values] = (column.reconstruction for column in columns if column.name == fact.subject)
+    values: Sequence[str]
+    if fact.subject == LABEL:
+        values = [str(label) for label in truth.labels.tolist()]
+    else:
+        columns = domain.fields(None, truth.inputs).columns or ()
+        [values] = (column.reconstruction for column in columns if column.name == fact.subject)
     pairs = zip(fact.items, fact.examples, strict=True)
     right = [(item, place) for item, place in pairs if values[place] == item]
     if not right:

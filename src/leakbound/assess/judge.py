@@ -33,6 +33,10 @@ CONTRADICTED = (
     "a certificate says that the reconstruction is the input, but the truth says it is not: one is "
     "wrong (is this truth the batch behind the update, as fed to the model?)"
 )
+LABEL_ALONE = (
+    "every column is known: no bound is stated for the label (leakbound calibrate --target "
+    "'gain<=0.1 for the label' limits what an update adds)"
+)
 OWN_TRAINING = frozenset({"batch size", "local steps"})
 """What is certain of a training that was run or measured here."""
 
@@ -120,7 +124,7 @@ def judge(
     proof = _proof(evidence)
     limits = _limits(evidence, settings)
     measured: Measured | None = None
-    if reconstruction is not None and evidence.truth is not None:
+    if reconstruction is not None and evidence.truth is not None and not _asks_label(release):
         measured = measure(
             evidence.truth,
             reconstruction,
@@ -163,6 +167,9 @@ def judge(
     )
     if reconstruction is None:
         return record, {}
+    record = replace(record, problem=reconstruction.problem, objective=objective_of(reconstruction))
+    if _asks_label(release):
+        return record, {}
     leaks = None
     if settings.pictures and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(release, settings.error_bound)
@@ -178,12 +185,7 @@ def judge(
     values = fields.pop("values", None)
     if record.capture is not None:  # where there may be no truth beside which they could stand
         record = replace(record, capture=replace(record.capture, values=values))
-    return replace(
-        record,
-        problem=reconstruction.problem,
-        objective=objective_of(reconstruction),
-        **fields,
-    ), files
+    return replace(record, **fields), files
 
 
 def judge_given(
@@ -198,6 +200,11 @@ def judge_given(
         return *judge(evidence, settings), None
     except Contradiction as error:
         return *judge(dataclasses.replace(evidence, truth=None), settings), str(error)
+
+
+def _asks_label(release: Released) -> bool:
+    known = release.criterion.known
+    return known is not None and known.everything
 
 
 def _tested(reconstruction: Reconstruction) -> bool:
@@ -278,6 +285,8 @@ def _limits(evidence: Evidence, settings: RiskSettings) -> Limits:
     """All bounds on the release, or why there are none; a guess without the update always counts"""
     release = evidence.release
     spec = settings.error_bound
+    if _asks_label(release):
+        return Limits(note=LABEL_ALONE)
     if evidence.unbounded is not None:
         honest = dataclasses.replace(release.threat, server=Server.HONEST)
         guess = attained(dataclasses.replace(release, threat=honest), settings.risk)

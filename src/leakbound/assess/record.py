@@ -165,7 +165,8 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     The distance is that of the domain, in its natural units. The score is "psnr" (dB), "snr" (dB on
     a series' worst channel), "columns" (percent of a table's `of` columns within tolerance) or
     "tokens" (percent of a sequence's `of` tokens). Only what an attacker does not have from
-    elsewhere counts: `known` names what it has.
+    elsewhere counts: `known` names what it has. If these are all columns, `of` is 0, and the label
+    is asked for.
     """
 
     metric: Literal["psnr", "snr", "columns", "tokens"] = "psnr"
@@ -173,6 +174,11 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     within: Annotated[float, Meta(ge=0, le=1e300)]
     of: Count | None = None
     known: str = ""
+
+    @property
+    def label_alone(self) -> bool:
+        """Whether the attacker has every column and asks for the label."""
+        return self.of == 0
 
     @property
     def unit(self) -> str:
@@ -212,6 +218,8 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     @property
     def goal(self) -> str:
         """What meets it at least, such as "20 dB" or "18 of 20 columns"."""
+        if self.label_alone:
+            return "the label"
         if self.of is not None:
             return f"{self.of - round(self.within)} of {self.of} {self.metric}"
         return f"{self.value:g} {self.unit}"
@@ -219,6 +227,8 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The criterion as text, such as "20 dB PSNR or more"."""
+        if self.label_alone:
+            return self.goal
         what = self.goal if self.of is not None else f"{self.goal} {self.axis}"
         return f"{what} of the unknown part or more" if self.known else f"{what} or more"
 

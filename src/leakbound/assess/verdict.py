@@ -48,9 +48,9 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "was not given and is not needed.",
     NAMED: "Reconstructions name the right person among others of the same label more often than "
     "chance explains, if the others are drawn like them. No example meets the threshold.",
-    ATTRIBUTE: "The update reveals the one column of a person that the attacker does not know: "
-    "hardly any training with another value looks like it. It holds for this person, if the "
-    "attacker knows what is stated, and is no probability over people.",
+    ATTRIBUTE: "The update reveals the one column, or the label, of a person that the attacker "
+    "does not know: hardly any training with another value looks like it. It holds for this "
+    "person, if the attacker knows what is stated, and is no probability over people.",
     WORDS: "The update reveals words of the client's texts, for certain or at the stated level. No "
     "whole text is reconstructed.",
     FACTS: "The update reveals facts about the client's examples, such as which levels of a column "

@@ -294,7 +294,9 @@ class Trainings:
         def near(row: Tensor) -> float:
             return -fitted.distance(row, value)
 
-        seen = fitted.seen
+        # Rounded as the trainings are: where nobody moves a coordinate, an exact 0 would be nearer
+        # to the answer than all of them.
+        seen = fitted.rounded(fitted.seen, generator)
         run = partial(self._replayed, fitted, generator)
         largest = 0.0
         if self.substitutes is not None:
@@ -319,7 +321,7 @@ class Trainings:
         """(K,) the kept coordinates of one training, as the client would have sent it."""
         people = self.draw(generator).joined(person(generator))
         row = replayed(self.observation, people, generator)[fitted.kept].double()
-        return row + fitted.rounding * normal(row.shape, generator, like=row)
+        return fitted.rounded(row, generator)
 
     def _completion(
         self,
@@ -420,6 +422,14 @@ class Fitted:
     def seen(self) -> Tensor:
         """(K,) the kept coordinates of the update."""
         return self.sent[self.kept].double()
+
+    def rounded(
+        self,
+        row: Tensor,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """(K,) a row with the assumed rounding error."""
+        return row + self.rounding * normal(row.shape, generator, like=row)
 
     def distance(
         self,

@@ -1,4 +1,4 @@
-"""Attribute inference: every example's last unknown column, with all of its others known."""
+"""Attribute inference: the one thing that is not known of every example, a column or the label."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util.results import Fact
 from leakbound.attacks.attribute import can_replay, check_memory, rank, replayed, rounding_of
-from leakbound.attacks.base import Attack, domain_of, expected_rows, seen_task
+from leakbound.attacks.base import (
+    Attack,
+    domain_of,
+    expected_rows,
+    outputs_of,
+    probed,
+    seen_task,
+)
 from leakbound.attacks.blind import VANISHED, public_examples
 from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TableDomain
-from leakbound.domains.known import KnownValues
+from leakbound.domains.known import LABEL, KnownValues
 from leakbound.domains.table import Column
+from leakbound.losses import named
 from leakbound.randomness import normal
 
 LEVELS = 20
@@ -31,8 +39,8 @@ PSEUDO = 5.0
 COUNTS = 0.01
 """Levels with a p-value up to this are read, as judges count facts."""
 ASSUMES = (
-    "they take part and their other columns are known, the client trains as declared, and what is "
-    "not known of the others is as among public examples with like columns"
+    "they take part and all else of them is known, the client trains as declared, and what is not "
+    "known of the others is as among public examples with like columns"
 )
 
 
@@ -40,7 +48,8 @@ ASSUMES = (
 class AttributeFilter(Attack):
     """Read the one unknown column of every example, by training as the client did on each level.
 
-    The attacker knows all other columns (`known` of the threat model) and the labels. What each
+    The attacker knows all other columns (`known` of the threat model) and the labels; or all
+    columns, and asks for the labels (`known = "all"`). What each
     level of each example changes in the update is added up, and the levels of the others count as
     noise of this shape: a matched filter in their joint covariance. Each example is answered with
     its likeliest level. Where levels lie far apart, the answer is tested, too. What is read
@@ -56,8 +65,8 @@ class AttributeFilter(Attack):
         Nothing is tested unless the defense is known.
 
     Raises:
-        NotApplicable: more than one column is not known, or it is no category of a few levels; the
-            labels are not known.
+        NotApplicable: more is not known than one column or the label, or it is no category of a
+            few levels.
 
     Source: this project; docs/risk.md, "What the attacker already knows".
 
@@ -90,7 +99,7 @@ class AttributeFilter(Attack):
     ) -> Reconstruction:
         known, column = _unknown_column(observation)
         labels = observation.labels
-        if labels is None:
+        if labels is None and not known.parts.everything:
             raise NotApplicable("the labels are not known, and each completion needs one")
         people = _OpenRows(known, labels, _priors(observation, known, column))
         effects = _Effects.measured(observation, people, self.replays, generator)
@@ -99,9 +108,10 @@ class AttributeFilter(Attack):
         facts: tuple[Fact, ...] = ()
         if can_replay(observation):
             facts = self._facts(observation, people, effects, answer, column, generator)
+        found = people.completed(answer)
         return Reconstruction(
-            people.rows(answer).to(observation.update.rows),
-            labels,
+            found.inputs.to(observation.update.rows),
+            found.labels,
             problem=None if observation.update.rows.any() else VANISHED,
             facts=facts,
         )
@@ -157,7 +167,8 @@ class AttributeFilter(Attack):
         As `attribute.Trainings.p_value`. If the update is farther from what all levels explain than
         every one of these trainings, something else is assumed wrongly, and the p-value is 1.
         """
-        seen = effects.seen(observation.update.rows.flatten())
+        # Rounded as the trainings are: an update without rounding would fit better than they do.
+        seen = effects.seen(observation.update.rows.flatten(), generator)
         largest = 0.0
         farthest = 0.0
 
@@ -173,7 +184,7 @@ class AttributeFilter(Attack):
             levels = people.drawn(generator)
             levels[person] = other
             row = effects.seen(
-                replayed(observation, Batch(people.rows(levels), people.labels), generator),
+                replayed(observation, people.completed(levels), generator),
                 generator,
             )
             farthest = max(farthest, effects.distance(row))
@@ -188,17 +199,24 @@ class AttributeFilter(Attack):
 
 @dataclass(frozen=True, eq=False)
 class _OpenRows:
-    """All examples but for one column, whose levels have the probabilities `priors` (N, L)."""
+    """All examples but for one column, whose levels have the probabilities `priors` (N, L).
+
+    Without `labels`, these are the levels.
+    """
 
     known: KnownValues
-    labels: Tensor
+    labels: Tensor | None
     priors: Tensor
 
-    def rows(self, levels: Tensor) -> Tensor:
-        """(N, n) whole rows with these levels (N,)."""
-        width = self.known.parts.rest.shape[0]
-        unknown = nn.functional.one_hot(levels.to(self.known.values.device), width)
-        return self.known.parts.joined(self.known.values, unknown.to(self.known.values))
+    def completed(self, levels: Tensor) -> Batch:
+        """Whole examples with these levels (N,)."""
+        parts = self.known.parts
+        values = self.known.values
+        levels = levels.to(values.device)
+        if self.labels is None:
+            return Batch(values.reshape(-1, *parts.domain.shape), levels)
+        unknown = nn.functional.one_hot(levels, parts.rest.shape[0])
+        return Batch(parts.joined(values, unknown.to(values)), self.labels)
 
     def drawn(self, generator: torch.Generator) -> Tensor:
         """(N,) levels, drawn by their probabilities."""
@@ -368,8 +386,8 @@ def _expected(
     levels: Tensor,
 ) -> Tensor:
     """(R P,) the update with these levels (N,), without noise."""
-    rows = expected_rows(observation, task, people.rows(levels), people.labels)
-    return rows.detach().flatten()
+    batch = people.completed(levels)
+    return expected_rows(observation, task, batch.inputs, batch.labels).detach().flatten()
 
 
 def _unknown_column(observation: Observation) -> tuple[KnownValues, Column]:
@@ -378,12 +396,14 @@ def _unknown_column(observation: Observation) -> tuple[KnownValues, Column]:
         raise NotApplicable("no columns are known; give all but one (`known` of the threat model)")
     placed = domain_of(observation.task, TableDomain).placed
     unknown = [column for column, start, _ in placed if not bool(known.parts.places[start])]
+    if known.parts.everything:
+        unknown = [Column(LABEL, "categorical", levels=_classes(observation))]
     if len(unknown) != 1:
         raise NotApplicable("more than one column of a table is not known")
     [column] = unknown
     if not column.categorical or len(column.names) > LEVELS:
         raise NotApplicable(
-            f"the unknown column {column.name!r} is no category of at most {LEVELS} levels"
+            f"what is not known, {column.name!r}, is no category of at most {LEVELS} levels"
         )
     if observation.examples * len(column.names) > MOST:
         raise NotApplicable(
@@ -391,6 +411,15 @@ def _unknown_column(observation: Observation) -> tuple[KnownValues, Column]:
             "together"
         )
     return known, column
+
+
+def _classes(observation: Observation) -> tuple[str, ...]:
+    """What a label may be."""
+    loss = named(observation.task.loss)
+    if not loss.by_class or loss.dense:
+        raise NotApplicable("the labels are not known, and they are no classes")
+    count = outputs_of(observation) or probed(observation)[0].numel()
+    return tuple(map(str, range(max(2, count))))
 
 
 def _priors(
@@ -404,7 +433,8 @@ def _priors(
     if public is None:
         return torch.full((observation.examples, count), 1 / count, dtype=torch.float64)
     parts = known.parts
-    levels = parts.unknown(public.inputs).argmax(1).cpu()
+    levels = public.labels if parts.everything else parts.unknown(public.inputs).argmax(1)
+    levels = levels.cpu()
     hot = nn.functional.one_hot(levels, count).double()
     overall = (hot.sum(0) + 1) / (len(hot) + count)
     apart = parts.part.costs(known.values, parts.values(public.inputs))

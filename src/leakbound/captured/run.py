@@ -589,6 +589,8 @@ def _attacks(
     if settings.specs is not None:
         return settings.specs
     seen = inferred.observation
+    if seen.known is not None and seen.known.parts.everything:
+        return (Spec("attribute_filter"),)
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
     if settings.form.name in BY_DOMAIN:
         names = BY_DOMAIN[settings.form.name]

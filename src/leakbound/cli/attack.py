@@ -146,7 +146,8 @@ def _show(
             "earlier rounds have no protection"
         )
     captured.show_facts([record])
-    console.print(_measured(record))
+    if record.matched:
+        console.print(_measured(record))
     captured.show_row(record)
     if record.problem:
         console.print(f"the attack reports a problem: {brief(record.problem)}")

@@ -254,6 +254,8 @@ def next_command(
     if not isinstance(source, str) or not source or len(source) > 200:
         source = "YOUR_PUBLIC_DATA"
     end = f"--data {shlex.quote(source)}"
+    if criterion.label_alone:
+        return f'leakbound calibrate --target "gain<=0.1 for {criterion.goal}" {end}'
     schema = data.get("schema") if isinstance(data, dict) else plan.get("schema")
     if isinstance(schema, str) and schema:
         end += f" --schema {shlex.quote(schema)}"

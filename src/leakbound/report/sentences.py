@@ -107,11 +107,11 @@ def revealed_in_short(assessments: Iterable[Assessment]) -> str:
 
 
 def _read_in_short(fact: Fact) -> str:
-    """What an update reveals of somebody whose other columns are known."""
+    """What an update reveals of somebody of whom all else is known."""
     people = "a person" if fact.count == 1 else f"{fact.count} people"
     level = 1.0 if fact.level is None else fact.level
     return (
-        f"An update reveals {fact.subject} of {people} whose other columns are known (wrong with "
+        f"An update reveals {fact.subject} of {people} of whom all else is known (wrong with "
         f"probability {format_upper(level)} at most, if {fact.assumes})"
     )
 
@@ -210,6 +210,7 @@ def answer(
     if not ran:
         return f"Nothing is known:{rest}"
     known = revealed_in_short(assessments)
+    alone = all(assessment.criterion.label_alone for assessment in assessments)
     named = named_in_short(ran)
     exposed = [row for row in ran if row.verdict in EXPOSURES]
     if exposed:
@@ -220,14 +221,16 @@ def answer(
         said = f"{who} reconstructed {many} under {len(exposed)} of {place}.{proof} {known}"
         said = f"{said.strip()} {named}"
     else:
-        said = f"{named} {known}".strip() + f" {_unexposed(ran, one)}"
+        said = f"{named} {known}".strip() + f" {_unexposed(ran, one, alone)}"
     return said.strip() + rest * bool(idle)
 
 
-def _unexposed(rows: Sequence[Configuration], one: str) -> str:
+def _unexposed(rows: Sequence[Configuration], one: str, alone: bool) -> str:
     place = plural(len(rows), "tested configuration")
     said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
-    if all(row.reconstructed is None for row in rows):
+    if alone:
+        said = f"Only the label was not known in {place}."
+    elif all(row.reconstructed is None for row in rows):
         said = f"No reconstruction could be checked in {place}: the true data are not known."
     open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
     if not open_:

@@ -22,11 +22,11 @@ from leakbound.bounds.counting import PublicSample, count_least
 from leakbound.bounds.knowledge import largest_gain, noise_for_gain
 from leakbound.bounds.law import Scope, rate, single
 from leakbound.bounds.roots import crossing, last_that
-from leakbound.domains.known import known_parts
+from leakbound.domains.known import LABEL, known_parts
 from leakbound.risk.corridor import TrainingSetting, bound_law, epsilon, success_bound
 from leakbound.risk.examples import SAMPLE, Examples
 from leakbound.risk.solve import Solve, SolvedSetting, check_solved, finished, solved_for
-from leakbound.risk.target import LABEL, GainTarget
+from leakbound.risk.target import GainTarget
 
 STEP = 0.25
 """First step of the search for an end, in the logarithm of the noise."""

@@ -40,6 +40,8 @@ def of_attack(assessment: Assessment) -> str:
     criterion = assessment.criterion
     if assessment.certificate is not None:
         return f"{name} reconstructed the input: {assessment.certificate}"
+    if criterion.label_alone:
+        return f"{name}: only the label is not known, and no reconstruction is measured"
     if not assessment.truth_known and assessment.layer_input is not None:
         return f"{name}: {assessment.layer_input}"
     if not assessment.truth_known:

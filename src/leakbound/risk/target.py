@@ -27,8 +27,6 @@ _PATTERN = re.compile(
 _GAIN = re.compile(rf"\s*gain\s*{_MOST}\s*{_NUMBER}(?:\s+for\s+(\S.*?))?\s*", re.I)
 LEAST_GAIN = 1e-4
 """Smallest gain that a target may accept: it is computed to a part of that."""
-LABEL = "the label"
-"""In place of a column's name."""
 _RANGES = (1e-100, 1e100)  # their squares are still floats
 
 

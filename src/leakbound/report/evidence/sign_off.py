@@ -292,6 +292,8 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     meaning = "each in its place" if "tokens" in unit else meaning
     accepted = [t.value for t in thresholds if t.name == "accepted" and t.value is not None]
     said = f"An example counts as reconstructed at {levels} {unit} or more ({meaning})."
+    if not limits:
+        said = "No reconstruction was compared with an example."
     if accepted:
         said += f" Accepted probability: {chance(accepted[0])}."
     who = {t.accepted_by for t in thresholds}
