@@ -123,26 +123,51 @@ def test_one_local_step_is_the_gradient_bit_for_bit():
 
 
 @pytest.mark.parametrize(("steps", "batch_size"), [(3, None), (1, 2), (5, 2), (4, 3), (2, 99)])
-@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
-def test_local_steps_are_those_of_pytorch(steps, batch_size, rule):
-    optimizer, momentum = ("adam", 0.0) if rule == "adam" else ("sgd", 0.8 * (rule != "sgd"))
-    plan = LocalPlan(steps, 0.3, batch_size, optimizer, momentum)
+@pytest.mark.parametrize(
+    ("pytorch", "more", "plan"),
+    [
+        ("SGD", {}, {}),
+        ("SGD", {"momentum": 0.8, "weight_decay": 0.1}, {}),
+        ("Adam", {}, {}),
+        ("Adam", {"weight_decay": 0.1, "betas": (0.5, 0.9), "eps": 1e-3}, {"epsilon": 1e-3}),
+        ("AdamW", {"weight_decay": 0.1}, {}),
+        ("RMSprop", {"weight_decay": 0.1}, {}),
+        ("RMSprop", {"alpha": 0.7}, {"betas": (0.0, 0.7)}),
+        ("Adagrad", {"weight_decay": 0.1}, {}),
+    ],
+)
+def test_local_steps_are_those_of_pytorch(steps, batch_size, pytorch, more, plan):
+    shared = {key: more[key] for key in ("momentum", "weight_decay", "betas") if key in more}
+    plan = LocalPlan(steps, 0.3, batch_size, pytorch.lower(), **{**shared, **plan})
     task, (inputs, labels) = replace(_task("lenet"), plan=plan), _batch(5)
     model = _module(task)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
-    if rule == "adam":
-        sgd = torch.optim.Adam(model.parameters(), lr=0.3)
+    theirs = getattr(torch.optim, pytorch)(model.parameters(), lr=0.3, **more)
     size = batch_size or 5
     slices = [slice(a, a + size) for a in range(0, 5, size)]
     for step in range(steps):
-        sgd.zero_grad()
+        theirs.zero_grad()
         part = slices[step % len(slices)]
         nn.functional.cross_entropy(model(inputs[part]), labels[part]).backward()
-        sgd.step()
+        theirs.step()
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    # AdamW multiplies by 1 - rate * decay: another order of the same sum.
     torch.testing.assert_close(
-        local_update(task, inputs, labels), (task.parameters - after) / 0.3, rtol=1e-9, atol=1e-11
+        local_update(task, inputs, labels), (task.parameters - after) / 0.3, rtol=1e-8, atol=1e-10
     )
+
+
+def test_steps_of_lion_are_those_of_its_paper():
+    plan = LocalPlan(3, 0.05, optimizer="lion", betas=(0.8, 0.95), weight_decay=0.2)
+    task, (inputs, labels) = replace(_task("mlp"), plan=plan), _batch(3)
+    weights = task.parameters
+    mean = torch.zeros_like(weights)
+    for _ in range(3):  # Chen et al. 2023, algorithm 2
+        slope = gradient(task, inputs, labels, weights).detach()
+        step = torch.sign(0.8 * mean + 0.2 * slope)
+        weights = weights - 0.05 * (step + 0.2 * weights)
+        mean = 0.95 * mean + 0.05 * slope
+    sent = local_update(task, inputs, labels)
+    torch.testing.assert_close(sent, (task.parameters - weights) / 0.05, rtol=1e-9, atol=1e-11)
 
 
 def test_the_weight_of_a_plan_is_that_of_equal_gradients():
@@ -166,7 +191,9 @@ def test_adam_can_be_differentiated_where_gradients_are_zero():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"optimizer": "lion"}, "optimizer"),
+        ({"optimizer": "lamb"}, "optimizer"),
+        ({"betas": (0.9, 1.0), "optimizer": "adam"}, "betas"),
+        ({"weight_decay": -1.0}, "weight_decay"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"momentum": 0.9, "optimizer": "adam"}, "Adam takes none"),
     ],

@@ -193,6 +193,7 @@ FEW = {
     "law_matching": attacks.LawMatching(steps=5),
     "learned_prior": attacks.LearnedPrior(steps=8, restarts=1, levels=2, training=3),
     "linear_inversion": LinearInversion(),
+    "sign_inversion": attacks.SignInversion(),
     "tab_leak": attacks.TabLeak(steps=1, restarts=1),
     "token_matching": attacks.TokenMatching(steps=10, restarts=1, moves=2),
     "token_rows": attacks.TokenRows(),

@@ -590,38 +590,66 @@ def local_update(
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
     first = slope(task, inputs[slices[0]], labels[slices[0]])
-    total, state = _change(plan, 1, first, None)
+    total, state = _change(plan, 1, first, task.parameters, None)
     for step in range(1, plan.steps):
         part = slices[step % len(slices)]
         moved = task.parameters - plan.learning_rate * total
         gradient_there = slope(task, inputs[part], labels[part], moved)
-        change, state = _change(plan, step + 1, gradient_there, state)
+        change, state = _change(plan, step + 1, gradient_there, moved, state)
         total = total + change
     return total
 
 
-_ADAM = (0.9, 0.999)  # PyTorch's defaults
+State = tuple[Tensor, ...]
+TINY = 1e-30
+"""Added to squares below a root, whose slope is then finite at 0; it is far below any epsilon."""
 
 
 def _change(
     plan: LocalPlan,
     step: int,
     slope: Tensor,
-    state: tuple[Tensor, ...] | None,
-) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    weights: Tensor,
+    state: State | None,
+) -> tuple[Tensor, State | None]:
     """What the optimizer's step (1, 2, ...) subtracts over the learning rate; and its state."""
-    if plan.optimizer == "adam":
-        beta, gamma = _ADAM
-        mean, square = state or (torch.zeros_like(slope), torch.zeros_like(slope))
-        mean = beta * mean + (1 - beta) * slope
-        square = gamma * square + (1 - gamma) * slope.square()
-        # the root's slope is finite at 0; the addend is far below epsilon's default
-        root = (square / (1 - gamma**step) + 1e-30).sqrt()
-        return mean / (1 - beta**step) / (root + plan.epsilon), (mean, square)
-    if not plan.momentum:
-        return slope, None
-    change = slope if state is None else plan.momentum * state[0] + slope
-    return change, (change,)
+    decay = plan.weight_decay * weights if plan.weight_decay else None
+    if decay is not None and not plan.decoupled:
+        slope = slope + decay
+    change, state = _direction(plan, step, slope, state)
+    if decay is not None and plan.decoupled:
+        change = change + decay
+    return change, state
+
+
+def _direction(
+    plan: LocalPlan,
+    step: int,
+    slope: Tensor,
+    state: State | None,
+) -> tuple[Tensor, State | None]:
+    """As `_change`, without weight decay."""
+    keep, keep_square = plan.decays
+    zero = torch.zeros_like(slope)
+    if plan.optimizer == "sgd":
+        if not plan.momentum:
+            return slope, None
+        change = slope if state is None else plan.momentum * state[0] + slope
+        return change, (change,)
+    if plan.optimizer == "lion":
+        mean = zero if state is None else state[0]
+        change = (keep * mean + (1 - keep) * slope).sign()
+        return change, (keep_square * mean + (1 - keep_square) * slope,)
+    if plan.optimizer == "adagrad":
+        square = (zero if state is None else state[0]) + slope.square()
+        return slope / ((square + TINY).sqrt() + plan.added), (square,)
+    mean, square = state or (zero, zero)
+    square = keep_square * square + (1 - keep_square) * slope.square()
+    if plan.optimizer == "rmsprop":
+        return slope / ((square + TINY).sqrt() + plan.added), (mean, square)
+    mean = keep * mean + (1 - keep) * slope
+    root = (square / (1 - keep_square**step) + TINY).sqrt()
+    return mean / (1 - keep**step) / (root + plan.added), (mean, square)
 
 
 Each = Callable[[Task, Tensor, Tensor], Tensor]

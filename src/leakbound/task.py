@@ -17,7 +17,7 @@ from leakbound._util.recurrent import step_by_step
 from leakbound.domains import Domain
 from leakbound.domains.arguments import adapt
 
-Optimizer = Literal["sgd", "adam"]
+Optimizer = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "lion"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 _DROPOUT = nn.modules.dropout._DropoutNd
 _ORDER = "_leakbound_weights"
@@ -76,9 +76,12 @@ class LocalPlan:
         steps: number of optimizer steps.
         learning_rate: of these steps.
         batch_size: of minibatches, taken in turn; None is the full batch.
-        optimizer: "sgd" or "adam", as in PyTorch with default settings; its state starts anew.
+        optimizer: "sgd", "adam", "adamw", "rmsprop", "adagrad" as in PyTorch, or "lion" (Chen et
+            al. 2023); its state starts anew.
         momentum: of SGD, as in PyTorch.
-        epsilon: what Adam adds to its denominator, as in PyTorch.
+        epsilon: what the optimizer adds to its denominator; None is PyTorch's default for it.
+        betas: of Adam, AdamW and Lion; RMSprop's `alpha` is the second. None: the defaults.
+        weight_decay: as in PyTorch: added to gradients, or decoupled (AdamW, Lion).
     """
 
     steps: int = 1
@@ -86,10 +89,13 @@ class LocalPlan:
     batch_size: int | None = None
     optimizer: Optimizer = "sgd"
     momentum: float = 0.0
-    epsilon: float = 1e-8
+    epsilon: float | None = None
+    betas: tuple[float, float] | None = None
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check.positive(epsilon=self.epsilon)
+        check.given(check.positive, epsilon=self.epsilon)
+        check.non_negative(weight_decay=self.weight_decay)
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; give at least 1 local step")
         if not 0 < self.learning_rate < math.inf:
@@ -99,8 +105,31 @@ class LocalPlan:
         check.one_of(get_args(Optimizer), optimizer=self.optimizer)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1")
-        if self.momentum and self.optimizer == "adam":
-            raise ValueError(f"momentum is {self.momentum}; Adam takes none, leave it out")
+        if self.momentum and self.optimizer != "sgd":
+            name = self.optimizer.capitalize()
+            raise ValueError(f"momentum is {self.momentum}; {name} takes none, leave it out")
+        if not all(0 <= beta < 1 for beta in self.betas or ()):
+            raise ValueError(f"betas is {self.betas}; give two numbers from 0 to below 1")
+
+    @property
+    def added(self) -> float:
+        """What the optimizer adds to its denominator: `epsilon`, or PyTorch's default."""
+        if self.epsilon is not None:
+            return self.epsilon
+        return 1e-10 if self.optimizer == "adagrad" else 1e-8
+
+    @property
+    def decays(self) -> tuple[float, float]:
+        """The share of the old average of gradients, and of their squares, that a step keeps."""
+        if self.betas is not None:
+            return self.betas
+        defaults = {"lion": (0.9, 0.99), "rmsprop": (0.0, 0.99)}
+        return defaults.get(self.optimizer, (0.9, 0.999))
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether weight decay shrinks the weights beside the gradient's step, as in AdamW."""
+        return self.optimizer in ("adamw", "lion")
 
     @property
     def is_gradient(self) -> bool:
@@ -110,7 +139,7 @@ class LocalPlan:
     @property
     def is_sum(self) -> bool:
         """Whether the update is a weighted sum of gradients along the training."""
-        return self.optimizer == "sgd"
+        return self.optimizer == "sgd" and not self.weight_decay
 
     @property
     def total_weight(self) -> float:

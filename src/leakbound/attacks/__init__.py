@@ -43,6 +43,7 @@ from leakbound.attacks.patches import PatchInversion, PatchSpan
 from leakbound.attacks.prior.attack import LearnedPrior
 from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior
+from leakbound.attacks.sign_inversion import SignInversion
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
@@ -85,6 +86,7 @@ __all__ = [
     "PatchInversion",
     "PatchSpan",
     "RobbingTheFed",
+    "SignInversion",
     "SpanDecoding",
     "SparseRecovery",
     "TabLeak",

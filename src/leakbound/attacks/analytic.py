@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
-from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, summed_task
+from leakbound.attacks.adaptive import Step, undone, without_decay
+from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, seen_task
 from leakbound.attacks.blind import answered, gray, public_images
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
@@ -40,6 +41,9 @@ class LinearInversion(Attack):
     A model may reorder the example, or multiply its values by constants and add constants, before
     the layer: this is undone.
 
+    One step of Adam, AdamW, RMSprop or Adagrad is undone as far as the optimizer's epsilon shows
+    sizes of gradients (`leakbound.attacks.adaptive.undone`).
+
     Assumptions: a linear layer with a bias has the flattened example as its input, or such a
         function of it.
 
@@ -66,8 +70,14 @@ class LinearInversion(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        task = summed_task(observation)
+        sent = observation
+        observation = undone(sent)
+        task = seen_task(observation)
         name, path = first_layer(task, observation.input_shape)
+        if observation.examples == 1 and path is None and not seen_task(sent).plan.is_sum:
+            image = _behind_step(sent, name)
+            if image is not None:
+                return answered(observation, task, image, labels=observation.labels)
         weight, bias = layer_part(task, observation.update.rows.sum(0), name)
         trust = observation.weights
         if trust is None:
@@ -146,6 +156,26 @@ class LinearInversion(Attack):
         elif agreed < len(chosen):
             problem = f"two rows agree on {agreed} of {len(chosen)} inputs: others may be mixtures"
         return answered(observation, task, answer, problem)
+
+
+def _behind_step(observation: Observation, name: str) -> Tensor | None:
+    """The input (D,) of a layer in one step of an adaptive optimizer; None where it is no outer
+    product: SGD with decay, or decay that was divided with the gradient.
+    """
+    task = seen_task(observation)
+    plan = task.plan
+    if plan.optimizer == "sgd" or (plan.weight_decay > 0 and not plan.decoupled):
+        return None
+    step = Step.of(task, without_decay(observation).sum(0))
+    weight, bias = _names(name)
+
+    def layer(flat: Tensor) -> Tensor:
+        parts = task.unflatten(flat)
+        return torch.cat([parts[weight], parts[bias][:, None]], 1)
+
+    rest, error, signs = map(layer, (step.rest, step.error, step.signs))
+    limit = max(map(abs, task.input_range))
+    return Step(rest, error, signs, step.keep, step.added).outer(limit)
 
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.attacks.adaptive import undone
 from leakbound.attacks.analytic import LinearInversion, layer_part
-from leakbound.attacks.base import outputs_of, parameter, probed, summed_task, uniform_inputs
+from leakbound.attacks.base import outputs_of, parameter, probed, seen_task, uniform_inputs
 from leakbound.client import forward, layer_inputs, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
@@ -84,8 +85,12 @@ def infer_labels(
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
-    layer = last_layer(observation)
     loss = named(observation.task.loss)
+    if observation.examples == 1 and loss.name == "cross_entropy":
+        lone = _only_sign(observation)
+        if lone is not None:
+            return lone
+    layer = last_layer(observation)
     if loss.name != "cross_entropy":
         return _of_loss(loss, layer, observation, generator)
     if observation.examples == 1:
@@ -243,8 +248,22 @@ def known_or_inferred(
     return infer_labels(observation, generator) if labels is None else labels
 
 
+def _only_sign(observation: Observation) -> Tensor | None:
+    """The class (1,) of one example after steps of an adaptive optimizer; None for SGD.
+
+    Such an optimizer keeps signs: every other class's bias gradient is positive in all steps.
+    """
+    task = seen_task(observation)
+    name = parameter(_last(task, outputs_of(observation)), "bias")
+    if task.plan.optimizer == "sgd" or name not in task.names:
+        return None
+    negative = (task.unflatten(observation.update.rows.sum(0))[name] < 0).nonzero().flatten()
+    return negative if len(negative) == 1 else None
+
+
 def last_layer(observation: Observation) -> LastLayer:
-    task = summed_task(observation)
+    observation = undone(observation)
+    task = seen_task(observation)
     name = _last(task, outputs_of(observation))
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     weight = parts.get(parameter(name, "weight"))

@@ -70,6 +70,14 @@ class Decay:
         shares = set(self.found.values())
         return shares.pop() if len(shares) == 1 else None
 
+    def over(self, rate: float) -> Decay:
+        """In gradient units, of a change of the weights at this learning rate."""
+        found, assumed = (
+            {name: share / rate for name, share in part.items()}
+            for part in (self.found, self.assumed)
+        )
+        return Decay(found, assumed)
+
     def subtracted(
         self,
         task: Task,

@@ -150,6 +150,9 @@ def targets(
 ) -> tuple[Tensor | None, Finding]:
     """Labels under another loss than cross-entropy, or their sums; `sure`: rate and steps are."""
     source = stream(0, "captured", "labels", "bias")
+    if not observation.task.plan.is_sum:
+        how = "the optimizer leaves signs of gradients, which add up to no labels; give labels"
+        return None, Finding("labels", "unknown", how, False)
     hard = named(observation.task.loss).targets == "binary"
     try:
         if not (sure or hard):

@@ -10,14 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from leakbound import check, client, tensors
+from leakbound import check, client, registry, tensors
 from leakbound._util import copies
 from leakbound._util.memory import free_bytes
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
+from leakbound.attacks.adaptive import decayed
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
-from leakbound.captured import decay, declared, proofs
+from leakbound.captured import decay, declared, optimizer, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
@@ -58,6 +59,8 @@ KEPT = (
     "Simulated training keeps them as they were before; if the client trained them, "
     "reconstructions explain less of the update"
 )
+RMSPROP = 10
+"""The learning rates in one step of RMSprop, as PyTorch sets it."""
 SEARCH = 30.0
 """Seconds for the search for the number of local steps of one update."""
 
@@ -69,6 +72,8 @@ class TrainingInfo:
     `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
     all `examples`. `defense` is what the client applied to its update, if declared. `weight_decay`
     is that of its optimizer, which is subtracted; None subtracts what the update shows of it.
+    `optimizer` is a name of `leakbound.LocalPlan`, with settings after commas
+    ("sgd,momentum=0.9"); None looks for its traces in the update.
     `known` are parts of every example that the attacker has from elsewhere, in the order of
     `labels`.
     """
@@ -81,13 +86,39 @@ class TrainingInfo:
     defense: Defense | None = None
     weight_decay: float | None = None
     known: KnownValues | None = None
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
+        if self.optimizer is not None:
+            plan_of(self.optimizer)
         check.given(check.count, examples=self.examples, steps=self.steps)
         check.given(check.count, batch_size=self.batch_size)
         check.given(check.positive, learning_rate=self.learning_rate)
         check.given(check.non_negative, weight_decay=self.weight_decay)
         as_chain(self.defense)
+
+
+SETTINGS = ("momentum", "epsilon", "betas")
+"""Settings of an optimizer, after its name."""
+
+
+def plan_of(optimizer: str) -> LocalPlan:
+    """A local plan with the optimizer that a text names, such as "adam,betas=[0.9,0.98]".
+
+    Example:
+        >>> plan_of("sgd,momentum=0.9").momentum
+        0.9
+    """
+    row = registry.row_of("optimizer", optimizer)
+    name = row.pop("name")
+    check.known_keys("optimizer", row, SETTINGS)
+    betas = row.pop("betas", None)
+    if betas is not None and (not isinstance(betas, list) or len(betas) != 2):
+        raise ValueError(f"betas is {betas!r}; give two numbers: betas=[0.9,0.999]")
+    try:
+        return LocalPlan(optimizer=name, betas=None if betas is None else tuple(betas), **row)
+    except TypeError as error:
+        raise ValueError(f"optimizer is {optimizer!r}; give numbers as its settings") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,19 +196,32 @@ def infer_context(
     rate = _rate(capture, info, findings)
     user_info = info
     info = _declared(capture, info, rate, findings, notes)
-    row = change / (rate or 1.0)
     known = _known("local steps", info.steps, capture.whole("steps"), findings)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     one = 1 if capture.kind == "gradient" else known
-    spread = proofs.spread(capture, task, rate)
     stated = as_chain(info.defense)
-    shrunk = _decay(capture, task, row, spread, info, rate, known)
+    rule = _optimizer(capture, info)
+    rounding = proofs.spread(capture, task, None)
+    shrunk = _decay(capture, task, change, rounding, info, rate, known, rule)
+    trace = None
+    if capture.kind != "gradient" and not stated.links:
+        left = change if shrunk is None else shrunk.subtracted(task, change, rounding)
+        trace = optimizer.detected(task, left, rounding)
+        if shrunk is None and trace is not None and trace.decay and info.weight_decay is None:
+            shrunk = decay.same(task, trace.decay)
+    plan, rate = _planned(rule, trace, rate, known, shrunk is not None, findings, notes)
+    if not (plan.is_sum or plan.decoupled) and rule is not None:
+        plan = replace(plan, weight_decay=info.weight_decay or 0.0)
+    row = change / (rate or 1.0)
+    spread = proofs.spread(capture, task, rate)
     if shrunk is not None:
+        shrunk = shrunk.over(rate or 1.0)
         row = shrunk.subtracted(task, row, spread)
         findings.append(_decay_finding(shrunk, info, rate))
     size = reading.Size(1, None, "", 1)
-    if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
+    # Ranks count examples in sums of gradients; those of tokens count otherwise.
+    if plan.is_sum and not stated.links and not named(task.loss).of_inputs:
         size = reading.batch_size(
             task,
             row,
@@ -192,7 +236,7 @@ def infer_context(
         findings.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
     task = replace(
         task,
-        plan=LocalPlan(known or 1, rate or 1.0, part),
+        plan=replace(plan, steps=known or 1, learning_rate=rate or 1.0, batch_size=part),
         public=public,
     )
     chained = stated.resolve(task, count)
@@ -216,7 +260,7 @@ def infer_context(
     )
     untried: tuple[int, ...] = ()
     if known is None:
-        step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
+        step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size, trace)
         findings.append(step)
         plan = replace(task.plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
@@ -257,27 +301,84 @@ def infer_context(
     )
 
 
+def _optimizer(capture: Capture, info: TrainingInfo) -> LocalPlan | None:
+    """A plan with the optimizer that is given or in the file's metadata; None if nobody says."""
+    if info.optimizer is not None:
+        return plan_of(info.optimizer)
+    text = capture.about.get("optimizer")
+    if text is None:
+        return None
+    try:
+        return plan_of(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{capture.name}: the metadata name an optimizer that is not known ({error}); give "
+            "optimizer as an option"
+        ) from None
+
+
+def _planned(
+    rule: LocalPlan | None,
+    trace: optimizer.Trace | None,
+    rate: float | None,
+    steps: int | None,
+    decays: bool,
+    findings: list[Finding],
+    notes: list[str],
+) -> tuple[LocalPlan, float | None]:
+    """The plan with the optimizer that is given or shown, and the learning rate, which equal sizes
+    show. An adaptive optimizer whose weight decay shows is AdamW.
+    """
+    shown = None if trace is None else f"the update looks like {trace.name}: {trace.evidence}"
+    if rule is None:
+        if trace is None:
+            how = "assumed: the update does not show it; give it with --optimizer"
+            findings.append(Finding("optimizer", "SGD", how, False))
+            return LocalPlan(), rate
+        rule = trace.plan
+        if decays and not rule.is_sum:
+            rule = replace(rule, optimizer="adamw")
+        findings.append(
+            Finding("optimizer", trace.taken, f"{shown}; --optimizer says which", False)
+        )
+    else:
+        findings.append(Finding("optimizer", rule.optimizer, "given", True))
+        if trace is not None and (trace.family == "sgd") != (rule.optimizer == "sgd"):
+            notes.append(f"the optimizer is given as {rule.optimizer}, but {shown}")
+    if rate is None and trace is not None and trace.family == "equal":
+        rate = trace.rate(rule, steps or 1)
+        if rate is not None:
+            how = "the size of the update's entries"
+            findings.append(Finding("learning rate", f"{rate:.6g}", how, False))
+    return rule, rate
+
+
 def _decay(
     capture: Capture,
     task: Task,
-    row: Tensor,
+    change: Tensor,
     spread: Tensor,
     info: TrainingInfo,
     rate: float | None,
     steps: int | None,
+    rule: LocalPlan | None,
 ) -> decay.Decay | None:
-    """The multiples of the weights before in an update, as given or as the update shows them."""
+    """The multiples of the weights before in a change of the weights (or a gradient), as given or
+    as the change shows them.
+    """
     stated = info.weight_decay
     defended = bool(as_chain(info.defense).links)
     if stated == 0 or (stated is None and defended):
         return None
+    if rule is not None and not (rule.is_sum or rule.decoupled):
+        return None  # its decay goes through the division, as gradients do
     if defended:
         raise ValueError(
             f"weight_decay is {stated:g}, and a defense is declared, which may have changed the "
             "weights' part of the update: leave weight_decay out"
         )
     if stated is None or rate is None:
-        shown = decay.detected(task, row, spread)
+        shown = decay.detected(task, change, spread)
         if stated is None or shown is not None:
             return shown
         raise ValueError(
@@ -286,8 +387,12 @@ def _decay(
         )
     if capture.kind == "gradient":
         return decay.same(task, stated)
-    # Each step of SGD leaves (1 - rate * decay) of the weights: the update holds the rest.
-    return decay.same(task, (1 - (1 - rate * stated) ** (steps or 1)) / rate)
+    plan = replace(rule or LocalPlan(), steps=steps or 1, learning_rate=rate, weight_decay=stated)
+    if not plan.decoupled:
+        return decay.same(task, rate * decayed(plan))
+    # PyTorch multiplies the weights by a number in their own precision.
+    kept = torch.tensor(1 - rate * stated, dtype=task.parameters.dtype)
+    return decay.same(task, 1 - float(kept) ** plan.steps)
 
 
 def _decay_finding(
@@ -362,6 +467,7 @@ def _steps(
     observation: Observation,
     rate: float | None,
     size: reading.Size,
+    trace: optimizer.Trace | None,
 ) -> tuple[Finding, tuple[int, ...]]:
     if capture.kind == "gradient":
         return Finding("local steps", "1", "a gradient is that of one step", True), ()
@@ -371,6 +477,13 @@ def _steps(
     if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
         how = "the defense works on every example's gradient, which implies one step"
         return Finding("local steps", "1", how, True), ()
+    plan = observation.task.plan
+    if trace is not None and not plan.is_sum:
+        count = trace.steps(plan, rate)
+        how = f"likely: the largest change of a weight, {trace.size:.4g}, is this many steps long"
+        if count == RMSPROP and trace.family == "equal":
+            how += ", or one of RMSprop"
+        return Finding("local steps", str(count), f"{how}; {reading.GIVE}", False), ()
     return reading.steps(observation, size)
 
 

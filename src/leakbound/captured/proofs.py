@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakbound import tensors
 from leakbound._util.results import LISTED, Fact
+from leakbound.attacks.adaptive import HALVES, stored_type
 from leakbound.attacks.labels import last_layer
 from leakbound.captured.capture import Capture
 from leakbound.core import (
@@ -28,7 +29,6 @@ PLAIN_LOSS = (
     "earlier rounds"
 )
 ONE_BATCH = "it was one local step; after several they are weighted means over the steps"
-HALVES = (torch.float16, torch.bfloat16)
 BALANCED = 1e-3
 """The largest share of their absolute sum to which the last bias's gradients may sum."""
 RARE = 1e-6
@@ -85,6 +85,8 @@ def classes(
     label smoothing, weight decay, noise, an adaptive optimizer, another loss), no class is named.
     `spread` (P,) is each entry's rounding, `precision` that of the file's coarsest type.
     """
+    if not seen.task.plan.is_sum:
+        return (), None
     try:
         layer = last_layer(seen)
     except NotApplicable:
@@ -182,7 +184,7 @@ def spread(
 
 
 def coarsest(capture: Capture) -> float:
-    kinds = [_kind(v) for v in capture.update.values() if v.is_floating_point()]
+    kinds = [stored_type(v) for v in capture.update.values() if v.is_floating_point()]
     return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
 
 
@@ -194,7 +196,7 @@ def _of(
     by_name = tensors.by_name(task, named, what=what)
     parts = []
     for name, *_ in task.layout:
-        kind = _kind(by_name[name])
+        kind = stored_type(by_name[name])
         about = torch.finfo(kind)
         # One rounding is uniform over a step of the grid: its deviation is step / sqrt(12).
         share = about.eps * (0.25 if kind in HALVES else 1.0)
@@ -202,12 +204,3 @@ def _of(
         size = by_name[name].detach().double().abs().clamp_min_(about.smallest_normal)
         parts.append(size.mul_(share).to(task.parameters).flatten())
     return torch.cat(parts)
-
-
-def _kind(value: Tensor) -> torch.dtype:
-    if value.dtype in HALVES or not bool((value != 0).any()):  # zeros fit every type
-        return value.dtype
-    for kind in HALVES:
-        if torch.equal(value, value.to(kind).to(value.dtype)):
-            return kind
-    return value.dtype

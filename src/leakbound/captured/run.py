@@ -602,6 +602,8 @@ def _attacks(
         names = MANY
     elif seen.examples <= FEW and seen.task.plan.steps == 1:
         names += SMALL
+    if seen.examples == 1 and not seen.task.plan.is_sum:
+        names = ("sign_inversion", *names)
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
     return tuple(Spec(name) for name in names)

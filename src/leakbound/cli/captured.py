@@ -82,6 +82,7 @@ def attack(command: options.AttackOptions) -> int:
         None if command.defense is None else registry.parse("defense", command.defense),
         command.weight_decay,
         _known(command, settings),
+        command.optimizer,
     )
     bar = Bar(console)
     shown = dict[int, Sequence[Finding]]()

@@ -24,6 +24,7 @@ NEEDS: Mapping[str, str] = {
     "adapter_pursuit": "--data topics --model decoder,adapters=4",
     "patch_inversion": "--model vit",
     "patch_span": "--model vit,patch=14,width=64 --batch-size 2",
+    "sign_inversion": "--defense local_aggregation,optimizer=adam",
     "span_decoding": "--data german",
     "tab_leak": "--data german",
     "token_matching": _TEXT,

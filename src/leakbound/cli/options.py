@@ -82,23 +82,23 @@ class AttackOptions:
         "Experiment": "attack model data schema loss batch_size people defense seed time",
         "Attacker": "known labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
-        "labels known_values local_steps learning_rate local_batch_size weight_decay steps_search "
-        "truth public round",
+        "labels known_values local_steps learning_rate local_batch_size optimizer weight_decay "
+        "steps_search truth public round",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss people time known known_values statistics_known adapter kind input_range "
-        "vocabulary classes labels local_steps learning_rate local_batch_size weight_decay "
-        "steps_search round lpips_weights no_examples"
+        "vocabulary classes labels local_steps learning_rate local_batch_size optimizer "
+        "weight_decay steps_search round lpips_weights no_examples"
     )
     UNUSED: ClassVar = {
         "describes a captured update; give --update FILE too": "before adapter kind input_shape "
-        "known_values classes labels local_steps learning_rate local_batch_size weight_decay "
-        "steps_search truth public round no_examples",
+        "known_values classes labels local_steps learning_rate local_batch_size optimizer "
+        "weight_decay steps_search truth public round no_examples",
         "is for a simulated experiment; leave it out with --update": "labels_unknown "
         "defense_unknown malicious_server statistics_known lpips_weights",
         "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
-        "classes labels local_steps no_examples local_batch_size steps_search round "
+        "classes labels local_steps no_examples local_batch_size optimizer steps_search round "
         "malicious_server statistics_known adapter known known_values",
     }
     """Why options are refused, and which: an option that changes nothing would mislead."""
@@ -183,7 +183,10 @@ class AttackOptions:
     steps_search: float | None = None
     """Seconds for the search of one update's local steps (30); 0 skips the search."""
     learning_rate: float | None = None
-    """Learning rate of the client's SGD. Without it, only the update's direction counts."""
+    """Learning rate of the client. Without it, only the direction of SGD's update counts."""
+    optimizer: str | None = None
+    """The client's optimizer: sgd, adam, adamw, rmsprop, adagrad or lion, with settings, as in
+    sgd,momentum=0.9. Without it, the update is searched for its traces."""
     local_batch_size: int | None = None
     """Examples per local step; by default all of them."""
     weight_decay: float | None = None

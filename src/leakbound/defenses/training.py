@@ -22,8 +22,9 @@ class LocalAggregation(Defense):
         steps: number of local steps.
         learning_rate: of these steps.
         batch_size: of minibatches, taken in turn; by default those of the task's plan.
-        optimizer: "sgd" or "adam".
+        optimizer: "sgd", "adam", "adamw", "rmsprop", "adagrad" or "lion".
         momentum: of SGD.
+        weight_decay: as PyTorch's optimizer takes it.
 
     Guarantees: none. An attacker who knows the defense simulates the same steps.
 
@@ -43,6 +44,7 @@ class LocalAggregation(Defense):
     batch_size: int | None = None
     optimizer: Optimizer = "sgd"
     momentum: float = 0.0
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check.count(steps=self.steps)
@@ -51,7 +53,14 @@ class LocalAggregation(Defense):
 
     def _plan(self, size: int | None) -> LocalPlan:
         size = self.batch_size or size
-        return LocalPlan(self.steps, self.learning_rate, size, self.optimizer, self.momentum)
+        return LocalPlan(
+            self.steps,
+            self.learning_rate,
+            size,
+            self.optimizer,
+            self.momentum,
+            weight_decay=self.weight_decay,
+        )
 
     def prepare(self, task: Task, source: Source) -> Task:
         return replace(task, plan=self._plan(task.plan.batch_size))

@@ -211,11 +211,11 @@ def _smooth(task: Task, observation: Observation) -> Task:
     Five updates (LeNet, MLP) gained 0.2 to 3.6 dB. The scale is a gray batch's.
     """
     labels = observation.labels
-    if task.plan.optimizer != "adam" or labels is None or task.domain is not None:
+    if task.plan.is_sum or labels is None or task.domain is not None:
         return task
     gray = torch.full(observation.batch_shape, sum(task.input_range) / 2).to(task.parameters)
     scale = float(gradient(task, gray, labels).square().mean().sqrt())
-    epsilon = max(task.plan.epsilon, 0.01 * scale)
+    epsilon = max(task.plan.added, 0.01 * scale)
     return replace(task, plan=replace(task.plan, epsilon=epsilon))
 
 
