@@ -104,7 +104,7 @@ KINDS: dict[str, tuple[Make, Sequence[float], set[str]]] = {
 }
 """How each optimizer is made, its learning rates, and the families that name it rightly.
 
-LAMB's rates are alike where few tensors move.
+LAMB's rates are equal where few tensors move.
 """
 
 

@@ -1,6 +1,6 @@
 """What updates of ordinary training leak: writes docs/results/ordinary_training.json.
 
-Each cell is a model, an optimizer, a number of local steps and a batch size. PyTorch's own
+Each line is a model, an optimizer, a number of local steps and a batch size. PyTorch's own
 optimizer trains on private examples; the attacker has the weights before and after, and knows the
 optimizer, the rate, the steps and the batch size, but no label. About 40 minutes on two cores.
 """
@@ -160,7 +160,7 @@ def _line(cell: tuple[Kind, str, int, int]) -> list[str]:
 
 
 def main() -> int:
-    """Measure every cell and write the page."""
+    """Measure every line and write the page."""
     cells = [
         (kind, rule, steps, count)
         for kind in KINDS
