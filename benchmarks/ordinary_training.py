@@ -129,8 +129,10 @@ def one(kind: Kind, rule: str, steps: int, count: int, seed: int) -> tuple[int, 
     )
     update = captured.load(dict(model.state_dict()), before, kind="weights")
     found = captured.attack_update(update, model, settings, known, truth=batch)
-    needed = 0.9 if table else 20.0
-    right = [sum((s or 0.0) >= needed for s in r.scores or ()) for r in found.records]
+    right = [
+        sum((score or 0.0) >= record.criterion.value for score in record.scores or ())
+        for record in found.records
+    ]
     ends = {record.verdict for record in found.records}
     return (
         max(right, default=0),
