@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leakbound import check, losses
 from leakbound._util import copies
 from leakbound._util.plain_calls import as_written
+from leakbound._util.recompute import recomputed
 from leakbound.core import (
     Batch,
     ClientContext,
@@ -39,10 +41,12 @@ from leakbound.core import (
     Unit,
     Update,
 )
+from leakbound.losses import named
 from leakbound.randomness import Source
 
 __all__ = [
     "Each",
+    "Frugal",
     "WrongOutput",
     "batch_norms",
     "batch_statistics",
@@ -51,8 +55,11 @@ __all__ = [
     "example_gradients",
     "fitted",
     "forward",
+    "frugal",
     "gradient",
+    "indivisible",
     "input_jvp",
+    "is_frugal",
     "layer_inputs",
     "local_update",
     "plain_attention",
@@ -66,6 +73,7 @@ __all__ = [
     "simulate",
     "statistics_of",
     "unfit",
+    "watched",
 ]
 
 
@@ -451,6 +459,15 @@ def layer_inputs(
         >>> layer_inputs(Task.of(model), torch.ones(1, 1, 2, 2), ["1"])["1"].shape
         torch.Size([1, 4])
     """
+    return watched(task, inputs, names)[1]
+
+
+def watched(
+    task: Task,
+    inputs: Tensor,
+    names: Sequence[str],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The model's output for inputs (B, *S), and `layer_inputs` of the same call."""
     calls: dict[str, list[tuple[Any, ...]]] = {name: [] for name in names}
     modules = dict(task.model.named_modules())
     if missing := [name for name in names if name not in modules]:
@@ -459,7 +476,7 @@ def layer_inputs(
         for name in names:
             note = partial(lambda name, _, args: calls[name].append(args), name)
             hooks.enter_context(modules[name].register_forward_pre_hook(note))
-        forward(task, inputs)
+        output = forward(task, inputs)
     inside = {}
     for name, seen in calls.items():
         if len(seen) != 1 or len(seen[0]) != 1 or not isinstance(seen[0][0], Tensor):
@@ -468,7 +485,7 @@ def layer_inputs(
                 "alone; name a layer that is called once, on its input"
             )
         inside[name] = seen[0][0]
-    return inside
+    return output, inside
 
 
 def clients_layer_inputs(
@@ -586,6 +603,8 @@ def local_update(
     local steps, and for one step `gradient` itself. Minibatches are consecutive slices, in turn and
     again from the first, the same for client and attacker. `slope` computes a step's gradient.
     """
+    if _FRUGAL.get() is not None:
+        slope = _frugally(slope)
     plan = task.plan
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
@@ -598,6 +617,83 @@ def local_update(
         change, state = _change(plan, step + 1, gradient_there, moved, state)
         total = total + change
     return total
+
+
+@dataclass(frozen=True)
+class Frugal:
+    """How local updates save memory: no step's graph is kept, the backward pass computes it again.
+
+    `chunk`: a step's gradient is the weighted sum of those of so many examples each; None does not
+    split it, and then no bit changes.
+    """
+
+    chunk: int | None = None
+
+
+_FRUGAL: ContextVar[Frugal | None] = ContextVar("leakbound_frugal", default=None)
+# A context variable: every attack below calls `local_update`, and none has to pass this on.
+
+
+@contextmanager
+def frugal(form: Frugal | None) -> Iterator[None]:
+    """While active, `local_update` takes the memory of one step's graph, or of one chunk's.
+
+    Derivatives are of the first order. Steps take about a forward and a backward pass longer.
+
+    Example:
+        >>> from leakbound.core import LocalPlan
+        >>> task = Task.of(nn.Linear(4, 2), plan=LocalPlan(steps=3, learning_rate=0.1))
+        >>> with frugal(Frugal(chunk=1)):
+        ...     local_update(task, torch.ones(2, 4), torch.tensor([0, 1])).shape
+        torch.Size([10])
+    """
+    token = _FRUGAL.set(form)
+    try:
+        yield
+    finally:
+        _FRUGAL.reset(token)
+
+
+def is_frugal() -> bool:
+    """Whether local updates save memory here, so that no engine may simulate them."""
+    return _FRUGAL.get() is not None
+
+
+def indivisible(task: Task) -> str:
+    """Why a batch's gradient is no mean of its parts' gradients; empty if it is."""
+    loss = named(task.loss)
+    if task.coupled:
+        return "batch norm in training mode couples the examples of a batch"
+    if loss.targets == "any":
+        return f"the loss {loss.name} may not be a mean over examples"
+    return "examples count by their scored tokens" if loss.of_inputs else ""
+
+
+def _frugally(slope: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As `slope`, by chunks, without a graph that lasts."""
+    form = _FRUGAL.get()
+    assert form is not None
+
+    def chunked(
+        task: Task,
+        inputs: Tensor,
+        labels: Tensor,
+        parameters: Tensor | None = None,
+    ) -> Tensor:
+        size = form.chunk or len(inputs)
+        flat = task.parameters if parameters is None else parameters
+        total: Tensor | None = None
+        for at in range(0, len(inputs), size):
+            part = inputs[at : at + size]
+            value = recomputed(partial(slope, task), part, labels[at : at + size], flat)
+            if len(part) == len(inputs):
+                return value
+            value = value * (len(part) / len(inputs))
+            total = value if total is None else total + value
+        assert total is not None  # a batch has examples
+        return total
+
+    return chunked
 
 
 State = tuple[Tensor, ...]

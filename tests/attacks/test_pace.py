@@ -52,7 +52,7 @@ def test_every_search_stops_when_the_time_is_up(name, observed, monkeypatch):
     with Pace(10.0) as budget:
         answer = pace.noted(run(attack, observed))
     assert budget.cut
-    assert 10 <= budget.steps < 60
+    assert 8 <= budget.steps < 60  # between restarts the clock is read, too
     assert answer.problem.startswith(f"stopped early, after {budget.steps} steps")
     assert bool(torch.isfinite(answer.inputs).all())
 

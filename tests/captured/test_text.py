@@ -10,6 +10,7 @@ from torch import nn
 
 import leakbound as lb
 from leakbound import models
+from leakbound._util import memory
 from leakbound.captured import load
 from leakbound.captured.observe import COPIES, task_of
 from leakbound.cli import main
@@ -114,13 +115,12 @@ def test_what_does_not_fit_into_memory_is_refused_before(tokens, monkeypatch):
     update = load({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, kind="gradient")
     form = of_shape((3,))
     needed = COPIES * 8 * 4
-    observe = sys.modules[task_of.__module__]
-    monkeypatch.setattr(observe, "free_bytes", lambda: needed - 1)
-    with pytest.raises(ValueError, match=r"8 numbers.*GiB of memory are free.*requires_grad_"):
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed - 1)
+    with pytest.raises(ValueError, match=r"8 numbers.*GB of memory are free.*requires_grad_"):
         task_of(model, update, form)
-    monkeypatch.setattr(observe, "free_bytes", lambda: needed)
+    monkeypatch.setattr(memory, "free_bytes", lambda: needed)
     task_of(model, update, form)
-    monkeypatch.setattr(observe, "free_bytes", lambda: None)  # another system
+    monkeypatch.setattr(memory, "free_bytes", lambda: None)  # another system
     task_of(model, update, form)
 
 

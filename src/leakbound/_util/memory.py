@@ -1,8 +1,21 @@
-"""How much memory is free, where the system says so."""
+"""How much memory is free, where the system says so, and how much a computation takes."""
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GB = 10**9
+CPU = torch.device("cpu")
+PROGRAM = 5e8
+"""Bytes that the process is taken to hold where the system does not say: Python with PyTorch."""
 
 
 def free_bytes(source: Path = Path("/proc/meminfo")) -> int | None:
@@ -16,9 +29,90 @@ def free_bytes(source: Path = Path("/proc/meminfo")) -> int | None:
         ...     free_bytes(file), free_bytes(Path(folder) / "none")
         (4096, None)
     """
+    return _kilobytes(source, "MemAvailable:")
+
+
+def held_bytes(source: Path = Path("/proc/self/status")) -> int | None:
+    """Bytes of memory that this process holds now (Linux); None if the system does not say."""
+    return _kilobytes(source, "VmRSS:")
+
+
+def _kilobytes(source: Path, name: str) -> int | None:
     try:
-        lines = source.read_text("ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = source.read_text("ascii", "replace").splitlines()
+    except OSError:
         return None
-    numbers = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    numbers = (line.split()[1] for line in lines if line.startswith(name))
     return next((1024 * int(number) for number in numbers), None)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The bytes that the process may hold, None if only what is free limits it, and its device."""
+
+    memory: float | None = None
+    device: torch.device = CPU
+
+    @property
+    def room(self) -> float:
+        """Bytes that a computation may take now, beside what is held; infinite if unknown."""
+        if self.device.type == "cuda":
+            left, total = torch.cuda.mem_get_info(self.device)
+            free = float(left)
+            held = float(total - left)
+        else:
+            free = float(free_bytes() or float("inf"))
+            held = float(held_bytes() or PROGRAM)
+        return free if self.memory is None else min(free, max(0.0, self.memory - held))
+
+
+class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that are made and alive inside it, and keeps the most.
+
+    Each storage counts once, whoever keeps it: variables, the graph, or a kernel on its way back.
+    What kernels allocate and free within one call is not seen.
+
+    Example:
+        >>> with PeakBytes() as counted:
+        ...     total = sum(torch.ones(1000) for _ in range(3))
+        >>> counted.peak  # the next summand beside two sums
+        12000
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else its first use imports PyTorch's compiler, which takes a second
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._live = 0
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in tree_leaves(made):
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                self._count(value.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._seen:
+            return
+        size = storage.nbytes()
+
+        def gone(_: object) -> None:
+            del self._seen[key]
+            self._live -= size
+
+        # The Python object lives as long as the storage, also where only a graph keeps it.
+        self._seen[key] = weakref.ref(storage, gone)
+        self._live += size
+        self.peak = max(self.peak, self._live)

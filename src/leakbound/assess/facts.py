@@ -82,6 +82,14 @@ def facts_of(
     return together((*attacked, *more, *([] if zeros is None else [zeros])), domain, public)
 
 
+def without_zeros(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """The facts of an update from which weight decay was subtracted.
+
+    A small gradient beside the decay may have been lost by rounding, so no value is surely 0.
+    """
+    return tuple(fact for fact in facts if fact.kind != "zero values")
+
+
 def confirmed(
     facts: Iterable[Fact],
     truth: Batch,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import OUTSIDE, Proof, certificate
 from leakbound.assess.chance import Replay
-from leakbound.assess.facts import confirmed, facts_of
+from leakbound.assess.facts import confirmed, facts_of, without_zeros
 from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.assess.measure import Measured, measure, objective_of, shown
 from leakbound.assess.record import Assessment, Reidentification
@@ -142,8 +142,8 @@ def judge(
     facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)
     if evidence.truth is not None:
         facts = confirmed(facts, evidence.truth, domain)
-    if evidence.decay is not None:  # a small gradient beside it may have been lost by rounding
-        facts = tuple(fact for fact in facts if fact.kind != "zero values")
+    if evidence.decay is not None:
+        facts = without_zeros(facts)
     reidentified = _reidentified(evidence, settings)
     record = replace(
         record,

@@ -205,7 +205,8 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     """
     experiments = list(records)
     if experiments and not any(one.status == "ok" for one in experiments):
-        return NOT_RUN
+        facts = counted(fact for one in experiments for fact in one.facts)
+        return decide(facts=facts) if facts else NOT_RUN
     experiments = _beyond_tries(experiments)
     # Matches of many experiments are many tries: single levels do not add up to that of all.
     tests = [one.chance for one in experiments if one.chance is not None]

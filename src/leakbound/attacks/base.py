@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.attacks.pace import is_over
 from leakbound.client import call, example_gradients, forward, simulate
 from leakbound.core import (
     DefenseProtocol,
@@ -136,7 +137,7 @@ class BestOf(Attack):
     ) -> Reconstruction:
         best = self.attack(observation, generator)
         for _ in range(1, self.restarts):
-            if self._done(best):
+            if self._done(best) or is_over():
                 break
             best = min(best, self.attack(observation, generator), key=rank)
         return best

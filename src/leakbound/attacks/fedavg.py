@@ -20,6 +20,7 @@ from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.attacks.matching.terms import Penalty
+from leakbound.attacks.pace import is_over
 from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 from leakbound.randomness import permutation
 
@@ -188,8 +189,10 @@ class FedAvgMatching(MatchingSettings):
         if len(options) == 1:
             return options[0]
         short = replace(self, steps=self.trial)
-        left = []
+        left = list[float]()
         for assumed in options:
+            if left and is_over():
+                break
             search = LocalSearch(short, observation, generator, assumed)
             run(search.settings, [search.search])
             left.append(search.misfit())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ from leakbound import check
 from leakbound.attacks.adaptive import undone
 from leakbound.attacks.analytic import LinearInversion, layer_part
 from leakbound.attacks.base import outputs_of, parameter, probed, seen_task, uniform_inputs
-from leakbound.client import forward, layer_inputs, local_update
+from leakbound.client import forward, local_update, watched
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
 
 STAND_INS = 64
 PUBLIC = 256
+LARGE = 1 << 22
+"""The most substitutes for the batch, random or public, and the most values that they hold."""
 SUM_WEIGHT = 100.0
 NEAR = 1e-2
 """How near to a whole number an exact label of "poisson" counts as that number."""
@@ -316,12 +319,15 @@ def fill(
 
 def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
     """Substitutes for the batch: public examples if available, otherwise random ones."""
+    # Large inputs average over their own places, and a forward pass of many takes long.
+    most = max(2, LARGE // math.prod(observation.input_shape))
     if observation.auxiliary is not None:
-        return observation.auxiliary.inputs[:PUBLIC]
+        return observation.auxiliary.inputs[: min(PUBLIC, most)]
     domain = observation.task.domain
     if domain is not None and not domain.dtype.is_floating_point:
         return domain.start(STAND_INS, generator).to(observation.task.parameters.device)
-    return uniform_inputs(observation.task, (STAND_INS, *observation.input_shape), generator)
+    shape = min(STAND_INS, most), *observation.input_shape
+    return uniform_inputs(observation.task, shape, generator)
 
 
 def typical(
@@ -331,8 +337,8 @@ def typical(
 ) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
     with torch.no_grad():
-        features = layer_inputs(task, inputs, [name])[name]
-        return forward(task, inputs).softmax(-1), features.flatten(1).sum(1)
+        output, inside = watched(task, inputs, [name])
+        return output.softmax(-1), inside[name].flatten(1).sum(1)
 
 
 def _last(task: Task, outputs: int | None) -> str:

@@ -29,6 +29,9 @@ TIMES = ("restarts", "seeds", "stages")
 """Settings that count search steps, the client's own steps, and repetitions of a search."""
 
 
+STOPPED = "stopped early"
+
+
 class Pace:
     """A time limit for the searches inside it; a nested pace keeps to the shorter limit.
 
@@ -92,9 +95,12 @@ def tick() -> bool:
 
 
 def is_over() -> bool:
-    """Whether the time is up, for computation that counts no steps."""
+    """Whether the time is up, for computation that counts no steps, before it goes on."""
     pace = _OPEN.get()
-    return pace is not None and pace.over
+    if pace is None or not pace.over:
+        return False
+    pace.cut = True
+    return True
 
 
 @contextmanager
@@ -123,12 +129,13 @@ def ended_by_interrupt(pace: Pace) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def noted(answer: Reconstruction) -> Reconstruction:
-    """The answer; if the search was stopped, its `problem` says so."""
+def noted(answer: Reconstruction, planned: int = 0) -> Reconstruction:
+    """The answer; if the search was stopped, its `problem` says so, with its `planned` steps."""
     pace = _OPEN.get()
     if pace is None or not pace.cut:
         return answer
-    words = f"stopped early, after {pace.steps} steps"
+    whole = f" of {planned:,}" if planned > pace.steps else ""
+    words = f"{STOPPED}, after {pace.steps:,}{whole} steps"
     return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 

@@ -13,11 +13,14 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from leakbound import tensors
+from leakbound._util.memory import CPU
+from leakbound._util.results import Fact
 from leakbound._util.text import digest
 from leakbound.assess import header as headers
 from leakbound.assess import record as records
 from leakbound.assess.chance import Replay, halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of, without_zeros
 from leakbound.assess.header import attack_info, defense_info, model_info
 from leakbound.assess.judge import Evidence, RiskSettings, judge_given
 from leakbound.assess.measure import release_of
@@ -27,8 +30,10 @@ from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.pace import planned
 from leakbound.captured import declared
+from leakbound.captured.budget import Budgeted
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
+from leakbound.client import frugal
 from leakbound.core import Batch, Observation, Reconstruction
 from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.schema import Schema
@@ -283,14 +288,22 @@ def judged(
     case: Case,
     attack: Attack,
     reconstruction: Reconstruction,
+    judging: Budgeted,
     *,
     name: str,
     pictures: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
-    """The assessment of an attack on a captured update, and the pictures that it names."""
+    """The assessment of an attack on a captured update, and the pictures that it names.
+
+    `judging` is how a training on the reconstruction fits into memory and time.
+    """
     inferred = case.inferred
     seen = inferred.observation
-    share = explained(inferred, reconstruction)
+    form = None if judging.cost is None else judging.cost.form
+    share = None
+    if not judging.refused:
+        with frugal(form):
+            share = explained(inferred, reconstruction)
     public, decoys = (None, None) if case.public is None else case.public.halves
     unbounded = NO_PUBLIC if case.public is None else None
     if inferred.refuted:
@@ -311,7 +324,7 @@ def judged(
         decay=inferred.decay,
         facts=inferred.facts,
         unbounded=unbounded,
-        replay=_replay(case, attack),
+        replay=None if judging.refused else _replay(case, attack),
     )
     settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
     record, files, doubt = judge_given(evidence, settings)
@@ -326,6 +339,9 @@ def judged(
     noise = records.short(seen.noise_share) if rate_known and not inferred.refuted else None
     capture = record.capture
     assert capture is not None  # set by `header`
+    if judging.refused:
+        unknown = f"what reconstructions explain was not computed: {judging.refused}"
+        capture = replace(capture, notes=(*capture.notes, unknown))
     if doubt is not None:
         capture = replace(capture, truth=False, notes=(*capture.notes, doubt))
     return replace(
@@ -333,6 +349,15 @@ def judged(
         release=release_of(seen.update, {}, noise_share=noise),
         capture=replace(capture, explained=share),
     ), files
+
+
+def known_facts(case: Case) -> tuple[Fact, ...]:
+    """What the update shows without an attack."""
+    inferred = case.inferred
+    public = None if case.public is None else case.public.halves[0]
+    domain = case.criterion.whole
+    facts = facts_of(inferred.observation, None, domain, public, inferred.facts)
+    return without_zeros(facts) if inferred.decay is not None else facts
 
 
 def _replay(case: Case, attack: Attack) -> Replay | None:
@@ -376,12 +401,14 @@ class PublicExamples:
         self,
         dataset: Dataset,
         input_range: tuple[float, float] | None,
+        device: torch.device,
     ) -> None:
         every = dataset.batch(torch.arange(len(dataset.labels)))
         low, high = input_range or (0.0, 1.0)
-        self.every = every
+        inputs = every.inputs
         if input_range is not None:
-            self.every = Batch(low + (high - low) * every.inputs, every.labels)
+            inputs = low + (high - low) * inputs
+        self.every = Batch(inputs.to(device), every.labels.to(device))
         self.origins = dataset.origins
         self.domain = dataset.domain.fitted(dataset.inputs)
 
@@ -395,6 +422,7 @@ def public_examples(
     source: str,
     form: Domain,
     schema: str | None = None,
+    device: torch.device = CPU,
 ) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted = form.shape
@@ -407,7 +435,7 @@ def public_examples(
             f"public data {source!r} has examples of shape {tuple(dataset.inputs.shape[1:])}, the "
             f"model takes {wanted}; give examples of that shape"
         )
-    return PublicExamples(dataset, form.input_range if form.rescaled else None)
+    return PublicExamples(dataset, form.input_range if form.rescaled else None, device)
 
 
 def _release(case: Case) -> Released:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from leakbound.attacks import FedAvgMatching, LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.labels import LABEL_RULES, infer, label_totals, last_layer
-from leakbound.attacks.pace import Pace
+from leakbound.attacks.pace import Pace, is_over
 from leakbound.client import gradient, layer_inputs, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import named
@@ -26,6 +27,8 @@ TRIAL = 60
 FITS = 1e-2
 SURE = 1e-3
 """Shares of the update's norm that may remain if a number of steps fits, and fits surely."""
+VOTES = 2.0
+"""Seconds after which no further rule for labels is asked."""
 TYPICAL = 0.05
 """How far outside of their range sums of labels may be by untypical outputs, for each example."""
 GIVE = "give the number of local steps if you know it"
@@ -122,7 +125,11 @@ def labels(
     """
     answers: dict[str, tuple[int, ...]] = {}
     reasons: list[str] = []
-    for rule in LABEL_RULES:
+    began = time.monotonic()
+    # The first rule gives the answer; the others count how many agree.
+    for rule in sorted(LABEL_RULES, key="bias".__ne__):
+        if answers and time.monotonic() - began > VOTES:
+            break
         try:
             inferred = infer(rule, observation, stream(0, "captured", "labels", rule))
             answers[rule] = tuple(sorted(inferred.tolist()))
@@ -236,17 +243,21 @@ def searched_steps(
     number is concluded and the first one stays assumed.
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
-    count = tried[0]
-    how = f"assumed: the first of {_listed(tried)}; a search among them was stopped early"
     try:
         with Pace(seconds) as pace:
             plan = search.find_plan(observation, stream(0, "captured", "steps"))
-        if not pace.cut:
-            count = plan.steps
-            how = f"the best of {_listed(tried)} by a short search each"
     except NotApplicable as error:
-        how = f"assumed: the first of {_listed(tried)}; no search among them: {error.reason}"
-    return Finding("local steps", str(count), f"{how}; {GIVE}", False)
+        return assumed_steps(tried, f"no search among them: {error.reason}")
+    if pace.cut:
+        return assumed_steps(tried, "a search among them was stopped early")
+    how = f"the best of {_listed(tried)} by a short search each; {GIVE}"
+    return Finding("local steps", str(plan.steps), how, False)
+
+
+def assumed_steps(tried: tuple[int, ...], why: str) -> Finding:
+    """The first of the possible numbers of local steps, and why none was found."""
+    how = f"assumed: the first of {_listed(tried)}; {why}; {GIVE}"
+    return Finding("local steps", str(tried[0]), how, False)
 
 
 def _moved(observation: Observation) -> int:
@@ -305,10 +316,12 @@ def _errors(
     label = infer("bias", observation, source) if label is None else label
     # Each turn adds one step: to begin again for each count would cost its square.
     for count in range(1, MOST_STEPS + 1):
+        if is_over():
+            break
         moved = task.parameters - rate * total
         total = total + gradient(task, image, label, moved).detach()
         errors[count] = float((total - seen).norm() / seen.norm())
-    return errors
+    return errors or {1: math.inf}
 
 
 def _rows_an_example(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leakbound import check, client, registry, tensors
 from leakbound._util import copies
-from leakbound._util.memory import free_bytes
+from leakbound._util.memory import GB, Allowed
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
 from leakbound.attacks.adaptive import decayed
@@ -687,19 +687,19 @@ def fitting(
     return labels
 
 
-def _check_memory(model: nn.Module) -> None:
-    """Reject a model whose copies and updates would not fit into free memory."""
+def _check_memory(model: nn.Module, allowed: Allowed | None) -> None:
+    """Reject a model whose copies and updates would not fit into memory."""
     needed = sum(
         (COPIES if p.requires_grad else FROZEN_COPIES) * p.numel() * p.element_size()
         for p in model.parameters()
     )
-    free = free_bytes()
-    if free is not None and needed > free:
+    free = (allowed or Allowed()).room
+    if needed > free:
         raise ValueError(
             f"the model has {sum(p.numel() for p in model.parameters()):,} numbers; an attack on "
-            f"its update takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
-            "memory are free: freeze what is not sent (requires_grad_(False)), load the model in "
-            "16 bits, or use a larger machine"
+            f"its update takes about {needed / GB:.1f} GB, and {free / GB:.1f} GB of "
+            "memory are free for it: freeze what is not sent (requires_grad_(False)), load the "
+            "model in 16 bits, allow more, or use a larger machine"
         )
 
 
@@ -721,15 +721,19 @@ def task_of(
     *,
     classes: int | None = None,
     loss: str | Loss = "cross_entropy",
+    allowed: Allowed | None = None,
 ) -> tuple[Task, tuple[str, ...]]:
     """The model at the capture's weights before, and notes on how it was made.
 
     Dropout is switched off, since its draws are the client's secret. Batch norms stay in the
-    model's mode; running statistics are those of the weights before.
+    model's mode; running statistics are those of the weights before. `allowed` is the memory, and
+    the device; by default what is free, and where the model is.
     """
     copies.refuse(model)
-    _check_memory(model)
+    _check_memory(model, allowed)
     plain = copies.plain(model)
+    if allowed is not None:
+        plain = plain.to(allowed.device)
     notes = []
     if copies.compiled(model):
         notes.append("the model is compiled: its Python modules run instead, with equal results")

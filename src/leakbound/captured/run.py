@@ -16,33 +16,37 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import nn
 
-from leakbound import check, registry
+from leakbound import check, client, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
 from leakbound._util.formats import format_number
+from leakbound._util.memory import GB, Allowed
 from leakbound._util.text import digest, plain
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack, AttributeFilter, FedAvgMatching
 from leakbound.attacks.knowing import with_known
+from leakbound.attacks.matching.cost import StepCost
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
-from leakbound.audit.context import one_line, one_thread
+from leakbound.audit.context import one_line, one_thread, usable
 from leakbound.audit.journal import Journal
 from leakbound.audit.run_file import machine, versions
+from leakbound.captured import budget
 from leakbound.captured.assess import (
     Case,
     check_truth,
     contradicted,
     header,
     judged,
+    known_facts,
     public_examples,
     read_truth,
 )
 from leakbound.captured.capture import Capture, Given, Skipped, load, none_left
-from leakbound.captured.findings import Finding, searched_steps
+from leakbound.captured.findings import Finding, assumed_steps, searched_steps
 from leakbound.captured.observe import (
     SEARCH,
     InferredContext,
@@ -107,16 +111,19 @@ class Work:
     """Attacks on all updates: closed forms first, then searches, those of few steps first.
 
     `jobs` have not ended, in the order in which they run; `made` holds the results of the others,
-    by the positions of update and attack.
+    by the positions of update and attack. `cost` is that of simulated training, once measured; all
+    updates are of one model.
     """
 
     pace: Pace
     cases: list[Case]
     settings: Settings
+    allowed: Allowed
     pictures: bool
     skipped: Sequence[Skipped]
     made: dict[tuple[int, int], Made] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
+    cost: StepCost | None = None
     _paid: float = 0.0
     _spent: float = 0.0
     _began: float = 0.0
@@ -161,16 +168,58 @@ class Work:
         self._began = time.monotonic()
         tell = partial(self.tell, watch, f"{job.spec.name} · {case.capture.name}")
         tell()
-        with Pace(self.share if job.steps else None, tell):
-            made = _run(case, job.spec, self.settings.seed, self.pictures)
+        made = self._attack(job, tell)
         if stops.came() == signal.SIGTERM:  # Ctrl-C ends a search with its best candidate
             stops.check()
         self.jobs.pop(0)
         self.made[job.at, job.rank] = made
-        if job.steps:
+        if job.steps and made[0].status == "ok":
             self._spent += time.monotonic() - self._began
             self._paid += job.steps * job.cost
         return made
+
+    def measure(self, watch: Watch) -> None:
+        """Measure what simulated training costs, and add it to what is known of every update."""
+        self.tell(watch, "measuring the cost of a search step")
+        # A quarter of the time: what is left is for attacks.
+        first = self.cases[0].inferred
+        self.cost = budget.step_cost(first, self.pace.left / 4, self.allowed.room)
+        for at in range(len(self.cases)):
+            self.note_cost(at)
+
+    def note_cost(self, at: int) -> None:
+        """Add the cost of a search step to what is known of an update."""
+        inferred = budget.with_cost(self.cases[at].inferred, self.cost_of(at))
+        self.cases[at] = replace(self.cases[at], inferred=inferred)
+
+    def cost_of(self, at: int) -> StepCost | None:
+        """The cost of simulated training for an update's batch and local steps."""
+        seen = self.cases[at].inferred.observation
+        return None if self.cost is None else self.cost.of(seen.task, seen.examples)
+
+    def _attack(self, job: Job, tell: Callable[[int], None]) -> Made:
+        """Run an attack in a form that fits into its share of the time and into memory."""
+        case = self.cases[job.at]
+        cost = self.cost_of(job.at)
+        room = self.allowed.room
+        judging = budget.training_fit(cost, room, self.pace.left)
+        fit = budget.Budgeted()
+        share = self.share
+        if job.steps and budget.searches(plans.build_attack(job.spec)):
+            fit = budget.search_fit(cost, room, share, plans.build_attack(job.spec))
+            if math.isfinite(share) and fit.after < share:
+                share -= fit.after
+        with (
+            Pace(share if job.steps else None, tell),
+            client.frugal(None if fit.cost is None else fit.cost.form),
+        ):
+            return _run(case, job, self.settings.seed, self.pictures, fit.refused, judging)
+
+    def pass_over(self, why: str) -> None:
+        """Record the next attack as one that did not run."""
+        job = self.jobs.pop(0)
+        made = _run(self.cases[job.at], job, self.settings.seed, self.pictures, why)
+        self.made[job.at, job.rank] = made
 
     def outcome(self) -> UpdateResult:
         """The results so far, by update and attack."""
@@ -271,7 +320,10 @@ class Settings:
         psnr, share: from which PSNR, or share of right columns or tokens, an example counts as
             reconstructed.
         seed: names every draw of an attack.
-        seconds: after them, searches stop and no further attack begins.
+        seconds: after them, searches stop and no further attack begins. A search whose first step
+            would take longer than its share does not run.
+        memory: gigabytes (10^9 bytes) for the whole process; None is what is free. Searches save
+            memory if they have to, and do not run if that is not enough.
         search: most seconds for one update's number of local steps.
         domain: what an input is, if it is a row of a table or text.
         loss: what the client trained on, as in `Task.of`.
@@ -287,6 +339,7 @@ class Settings:
     psnr: float = 20.0
     seed: int = 0
     seconds: float | None = None
+    memory: float | None = None
     search: float = SEARCH
     share: float = 0.9
     domain: Domain | None = None
@@ -338,7 +391,7 @@ class Settings:
             raise ValueError(f"input_range is {limits}; give low < high")
         check.given(check.count, classes=self.classes, people=self.people)
         check.non_negative(seed=self.seed, search=self.search)
-        check.given(check.positive, seconds=self.seconds)
+        check.given(check.positive, seconds=self.seconds, memory=self.memory)
         for spec in self.specs or ():
             plans.build_attack(spec)
 
@@ -385,10 +438,14 @@ def _ignored(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """What a caller hears while attacks run: progress, what was inferred, and every record."""
+    """What a caller hears while attacks run: progress, what was inferred, and every record.
+
+    `cost` is called before the first attack, if a search step takes long or much memory.
+    """
 
     progress: Watch = _ignored
     inferred: Callable[[Case], None] = _ignored
+    cost: Callable[[Case], None] = _ignored
     ended: Callable[[Assessment], None] = _ignored
 
 
@@ -401,6 +458,7 @@ def attack_update(
     truth: Batch | Path | str | None = None,
     output: Output | None = None,
     listener: Listener | None = None,
+    device: str = "cpu",
 ) -> UpdateResult:
     """Attack one captured update: what `load` returned, or what it takes.
 
@@ -412,6 +470,7 @@ def attack_update(
         truth: the true batch or a file of it, which no attack sees.
         output: where the results are written; None writes nothing.
         listener: receives the progress of the run.
+        device: where torch computes, such as "cuda".
 
     Example:
         >>> import torch, leakbound as lb
@@ -432,6 +491,7 @@ def attack_update(
         truth=truth,
         output=output,
         listener=listener,
+        device=device,
     )
 
 
@@ -445,6 +505,7 @@ def attack_all(
     output: Output | None = None,
     listener: Listener | None = None,
     skipped: Sequence[Skipped] = (),
+    device: str = "cpu",
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
@@ -468,10 +529,15 @@ def attack_all(
         raise ValueError(f"truth is that of one update, and {len(captures)} were given; name one")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
+    allowed = Allowed(
+        None if settings.memory is None else GB * settings.memory,
+        usable(device),
+    )
     kept = None if output.folder is None else _Kept(Path(output.folder))
     reader = CaseReader(
         model,
         settings,
+        allowed,
         training or TrainingInfo(),
         read_truth(truth, settings.schema),
         output.model or type(model).__name__,
@@ -491,9 +557,11 @@ def attack_all(
             listener.inferred(cases[-1])
         if not cases:
             raise none_left(lost)
-        work = Work(pace, cases, settings, output.pictures, lost)
+        work = Work(pace, cases, settings, allowed, output.pictures, lost)
         try:
             with ended_by_interrupt(pace):
+                work.measure(watch)
+                listener.cost(work.cases[0])
                 while work.jobs and not pace.over:
                     if _found_steps(work, reader, watch):
                         continue
@@ -501,6 +569,8 @@ def attack_all(
                     if kept is not None:
                         kept.add(work, record, pictures)
                     listener.ended(record)
+                if not work.made:  # what the update shows without an attack belongs to the page
+                    work.pass_over("the time was over before it began")
         except KeyboardInterrupt:
             work.tell(watch, "stopped")
             if kept is not None and work.made:
@@ -523,8 +593,15 @@ def _found_steps(
         return False
     work.tell(watch, f"finding the number of local steps · {case.capture.name}")
     inferred = case.inferred
-    steps = searched_steps(inferred.observation, inferred.untried, seconds)
+    room = work.allowed.room
+    fit = budget.trial_fit(work.cost_of(job.at), inferred.untried, room, seconds)
+    if fit.refused:
+        steps = assumed_steps(inferred.untried, f"no search among them: {fit.refused}")
+    else:
+        with client.frugal(None if fit.cost is None else fit.cost.form):
+            steps = searched_steps(inferred.observation, inferred.untried, seconds)
     work.cases[job.at] = reader.read(case.capture, job.at, steps)
+    work.note_cost(job.at)
     work.again(job.at)
     return True
 
@@ -535,6 +612,7 @@ class CaseReader:
 
     model: nn.Module
     settings: Settings
+    allowed: Allowed
     training: TrainingInfo
     truth: Batch | None
     title: str
@@ -551,7 +629,8 @@ class CaseReader:
         context = None
         public = None
         if settings.public is not None:
-            context = public_examples(settings.public, form, settings.schema)
+            device = self.allowed.device
+            context = public_examples(settings.public, form, settings.schema, device)
             public, _ = context.halves
             if settings.domain is not None:
                 form = context.domain  # its scales are those of the public rows
@@ -560,7 +639,12 @@ class CaseReader:
             parts = known_parts(form, training.known.parts.text)
             training = replace(training, known=KnownValues(parts, training.known.values))
         task, notes = task_of(
-            self.model, capture, form, classes=settings.classes, loss=settings.loss
+            self.model,
+            capture,
+            form,
+            classes=settings.classes,
+            loss=settings.loss,
+            allowed=self.allowed,
         )
         inferred = infer_context(
             capture,
@@ -622,10 +706,16 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
 
 def _run(
     case: Case,
-    spec: Spec,
+    job: Job,
     seed: int,
     pictures: bool,
+    refused: str = "",
+    judging: budget.Budgeted | None = None,
 ) -> Made:
+    """The result of an attack. It does not run if it is `refused`; `judging` is how, or whether,
+    what the answer explains is computed.
+    """
+    spec = job.spec
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:
@@ -634,13 +724,27 @@ def _run(
 
     try:
         built = _build(spec, case.inferred)
+        if refused:
+            raise NotApplicable(f"not run: {refused}")
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         seen = case.inferred.observation
-        answer = noted(with_known(seen, built(seen, source)))
-        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
+        answer = noted(with_known(seen, built(seen, source)), job.steps)
+        return *judged(
+            case,
+            built,
+            answer,
+            judging or budget.Budgeted(),
+            name=spec.name,
+            pictures=pictures,
+        ), answer
     except NotApplicable as error:
         stops.check()
-        return ended(status="not_applicable", reason=" ".join(error.reason.split()))
+        # What the update shows without any attack belongs to the run, too.
+        return ended(
+            status="not_applicable",
+            reason=" ".join(error.reason.split()),
+            facts=known_facts(case),
+        )
     except Exception as error:  # a crash is a result: recorded and counted
         stops.reraise(error)
         return ended(

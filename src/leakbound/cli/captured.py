@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
+from leakbound._util.results import Fact
 from leakbound.assess.judge import CONTRADICTED
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, ESTIMATE, EXPOSURES, Assessment, Bound
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
+from leakbound.attacks.pace import STOPPED
 from leakbound.captured import (
     Capture,
     Listener,
@@ -31,6 +33,7 @@ from leakbound.captured import (
     UpdateResult,
 )
 from leakbound.captured.assess import Case, read_known, read_truth
+from leakbound.captured.budget import COST
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
@@ -92,6 +95,14 @@ def attack(command: options.AttackOptions) -> int:
         if not command.json:
             _show_inferred(case)
 
+    def costs(case: Case) -> None:
+        """The cost where it is worth a line, and the facts, which a long search would delay."""
+        found = [one for one in case.inferred.findings if one.name == COST]
+        shown[case.at] = case.inferred.findings
+        if found and not command.json:
+            _show_facts(case.inferred.facts)
+            _show_finding(found[0])
+
     def ended(record: Assessment) -> None:
         if command.out is not None:
             place = brief(command.out)
@@ -115,8 +126,9 @@ def attack(command: options.AttackOptions) -> int:
                     command.model,
                     pictures=not command.no_examples,
                 ),
-                listener=Listener(bar, inferred=read, ended=ended),
+                listener=Listener(bar, inferred=read, cost=costs, ended=ended),
                 skipped=skipped,
+                device=command.device,
             )
     except KeyboardInterrupt:
         if command.out is None or not bar.done:
@@ -172,6 +184,7 @@ def _settings(
         command.public,
         seed=command.seed,
         seconds=command.time,
+        memory=command.memory,
         search=SEARCH if command.steps_search is None else command.steps_search,
         domain=domain,
         loss=loss,
@@ -438,7 +451,8 @@ def _show(
         every = lost + len(outcome.inferred)
         console.print(f"{lost} of {every} updates could not be attacked: see above")
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
-    console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
+    cut = "".join(map(_cut, records))
+    console.say(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends}{cut})")
     if any(record.status == "ok" and not record.truth_known for record in records):
         criterion = records[0].criterion
         measure = criterion.axis if criterion.of is None else f"share of {criterion.metric}"
@@ -451,9 +465,19 @@ def _show(
         console.say(f"report: {brief(outcome.page)}")
 
 
+def _cut(record: Assessment) -> str:
+    """How far a search came that the time limit stopped: a few steps are no attempt."""
+    words = (record.problem or "").partition(";")[0]
+    return f"; {brief(record.attack.name)} {brief(words)}" if words.startswith(STOPPED) else ""
+
+
 def show_facts(records: Sequence[Assessment]) -> None:
     """What the update reveals for certain, before all reconstructions."""
-    facts = {(fact.kind, fact.subject): fact for one in records for fact in counted(one.facts)}
+    _show_facts(fact for one in records for fact in counted(one.facts))
+
+
+def _show_facts(several: Iterable[Fact]) -> None:
+    facts = {(fact.kind, fact.subject): fact for fact in several}
     if not facts:
         return
     console.print("[bold]The update reveals, whatever the reconstructions are:[/bold]")

@@ -83,23 +83,23 @@ class AttackOptions:
         "Attacker": "known labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
         "labels known_values local_steps learning_rate local_batch_size optimizer weight_decay "
-        "steps_search truth public round",
+        "steps_search truth public round memory device",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss people time known known_values statistics_known adapter kind input_range "
         "vocabulary classes labels local_steps learning_rate local_batch_size optimizer "
-        "weight_decay steps_search round lpips_weights no_examples"
+        "weight_decay steps_search round memory device lpips_weights no_examples"
     )
     UNUSED: ClassVar = {
         "describes a captured update; give --update FILE too": "before adapter kind input_shape "
         "known_values classes labels local_steps learning_rate local_batch_size optimizer "
-        "weight_decay steps_search truth public round no_examples",
+        "weight_decay steps_search truth public round memory device no_examples",
         "is for a simulated experiment; leave it out with --update": "labels_unknown "
         "defense_unknown malicious_server statistics_known lpips_weights",
         "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
         "classes labels local_steps no_examples local_batch_size optimizer steps_search round "
-        "malicious_server statistics_known adapter known known_values",
+        "memory device malicious_server statistics_known adapter known known_values",
     }
     """Why options are refused, and which: an option that changes nothing would mislead."""
 
@@ -202,6 +202,11 @@ class AttackOptions:
     """Keep no picture, row or text of what was reconstructed from the update."""
     time: Annotated[float | None, Option("SECONDS")] = None
     """Time limit for all attacks. A search that is stopped keeps its best candidate."""
+    memory: Annotated[float | None, Option("GB")] = None
+    """Memory limit in gigabytes for all of it; by default what is free. Searches that need more
+    save memory and take longer, or do not run."""
+    device: Annotated[str, Option("DEVICE")] = "cpu"
+    """cpu, or cuda for a GPU."""
 
 
 @dataclass(frozen=True)

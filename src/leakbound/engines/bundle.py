@@ -74,14 +74,19 @@ def chain(task: Task, shape: Shape) -> BundlePlan | None:
 
 
 def work(task: Task, shape: Shape) -> int:
-    """Floating-point operations of a forward pass at inputs (B, *S), as PyTorch counts them."""
+    """Floating-point operations of a forward pass at inputs (B, *S), as PyTorch counts them.
+
+    Counted for two examples, and proportional to their number.
+    """
     known = _WORK.setdefault(task.model, {})
-    if shape not in known:
-        inputs = next(task.model.parameters()).new_zeros(shape)
+    few = min(shape[0], 2)
+    counted = few, *shape[1:]
+    if counted not in known:
+        inputs = next(task.model.parameters()).new_zeros(counted)
         with _COUNTS, FlopCounterMode(display=False) as counter, torch.no_grad():
             task.model(inputs)
-            known[shape] = counter.get_total_flops()
-    return known[shape]
+            known[counted] = counter.get_total_flops()
+    return known[counted] * shape[0] // few
 
 
 class Bundle:

@@ -16,6 +16,7 @@ from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import WIDTH, answer, batch_key, begin, run, solve
 from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.pace import is_over
 from leakbound.core import Observation, Reconstruction
 
 
@@ -104,7 +105,7 @@ class GradientMatching(MatchingSettings):
     ) -> Reconstruction:
         """The answer, or that of a search that begins with zeros for withheld coordinates."""
         staged = self.schedule == "stages" and self.optimizer == "adam"
-        if first.problem is None or not staged or not hides(observation):
+        if first.problem is None or not staged or not hides(observation) or is_over():
             return first
         objective = Objective.of(self, observation, zeros_first=True)
         second = solve(self, [begin(self, objective, generator)])[0]

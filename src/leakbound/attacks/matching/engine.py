@@ -19,7 +19,7 @@ from leakbound.attacks.matching.distances import variation_gradients
 from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.terms import Smooth
-from leakbound.client import shown
+from leakbound.client import is_frugal, shown
 from leakbound.core import Observation, Task, Unit
 from leakbound.engines.base import Engine, Pulled, aligned
 from leakbound.engines.choose import Choice, choose
@@ -134,11 +134,11 @@ class Search:
 
 def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
     """The engine of a search. None if autograd is needed: the attack simulates the client in its
-    own way (`Objective.client`, `Search.companion`), cross-entropy ignores a label, or `engine_for`
-    has no engine.
+    own way (`Objective.client`, `Search.companion`), cross-entropy ignores a label, memory is to be
+    saved, or `engine_for` has no engine.
     """
     objective = search.objective
-    if objective.client is not None or search.companion is not None:
+    if is_frugal() or objective.client is not None or search.companion is not None:
         return None
     whole = not search.labels.is_floating_point()
     if whole and (search.labels < 0).any():

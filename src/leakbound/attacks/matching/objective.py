@@ -21,8 +21,8 @@ from leakbound.attacks.matching.distances import (
 )
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import Smooth, Term
-from leakbound.client import clients_layer_inputs, gradient, refuse_codes
-from leakbound.core import NotApplicable, Observation, Task
+from leakbound.client import clients_layer_inputs, local_update, refuse_codes
+from leakbound.core import LocalPlan, NotApplicable, Observation, Task
 from leakbound.covariance import Structured
 from leakbound.domains import smooth_axes
 
@@ -214,7 +214,9 @@ def _smooth(task: Task, observation: Observation) -> Task:
     if task.plan.is_sum or labels is None or task.domain is not None:
         return task
     gray = torch.full(observation.batch_shape, sum(task.input_range) / 2).to(task.parameters)
-    scale = float(gradient(task, gray, labels).square().mean().sqrt())
+    # As an update of one step, which keeps to the memory that there is.
+    once = replace(task, plan=LocalPlan(batch_size=task.plan.batch_size))
+    scale = float(local_update(once, gray, labels).square().mean().sqrt())
     epsilon = max(task.plan.added, 0.01 * scale)
     return replace(task, plan=replace(task.plan, epsilon=epsilon))
 
