@@ -146,13 +146,15 @@ def attack(client: Client, folder: Path, *more: str) -> Taken:
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - began
-    records = list(read(out / "records.jsonl", Assessment))
+    lines = read(out / "records.jsonl", Assessment)
+    records = [one for one in lines if isinstance(one, Assessment)]
     page = (out / "report.html").is_file()
     return Taken(first, seconds, 1024 * usage.ru_maxrss, records, page)
 
 
 def row(client: Client, taken: Taken) -> list[str]:
-    findings = {one.name: one.value for r in taken.records for one in r.capture.findings}
+    captures = [one.capture for one in taken.records if one.capture is not None]
+    findings = {found.name: found.value for one in captures for found in one.findings}
     facts = dict.fromkeys(fact.kind for r in taken.records for fact in r.facts)
     steps = f"{client.steps} steps of {client.batch}"
     return [

@@ -41,7 +41,6 @@ from leakbound.core import (
     Unit,
     Update,
 )
-from leakbound.losses import named
 from leakbound.randomness import Source
 
 __all__ = [
@@ -661,7 +660,7 @@ def is_frugal() -> bool:
 
 def indivisible(task: Task) -> str:
     """Why a batch's gradient is no mean of its parts' gradients; empty if it is."""
-    loss = named(task.loss)
+    loss = losses.named(task.loss)
     if task.coupled:
         return "batch norm in training mode couples the examples of a batch"
     if loss.targets == "any":
