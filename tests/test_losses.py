@@ -156,6 +156,21 @@ def test_the_form_of_labels_that_own_losses_take(places, count):
     assert losses.fitted(LOSSES["bce"], output) is LOSSES["bce"]
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_loss_that_changes_tensors_in_place_has_gradients_of_examples():
+    """As MONAI's, which fail under vmap."""
+
+    def in_place(output, maps):
+        hot = torch.zeros(output.shape).scatter_(1, maps[:, None], 1)
+        return -(output.log_softmax(1) * hot).sum(1).mean()
+
+    model, inputs = nn.Conv2d(1, 3, 1), torch.rand(2, 1, 4, 4)
+    maps = torch.randint(0, 3, (2, 4, 4))
+    own, known = (Task.of(model, loss=loss) for loss in (in_place, "dense_cross_entropy"))
+    each = client.example_gradients(own, inputs, maps)
+    torch.testing.assert_close(each, client.example_gradients(known, inputs, maps))
+
+
 def test_labels_fit_one_output_of_any_shape():
     labels = torch.tensor([0.0, 1.0, 1.0])
     flat = LOSSES["bce"](torch.arange(3.0), labels)

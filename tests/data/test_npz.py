@@ -36,12 +36,38 @@ def forge(path, images, labels=None, method=zipfile.ZIP_STORED):
         ((2, 4, 5, 1), (2, 1, 4, 5)),
         ((2, 3, 4, 5), (2, 3, 4, 5)),
         ((2, 1, 4, 5), (2, 1, 4, 5)),
+        ((2, 1, 3, 4, 5), (2, 1, 3, 4, 5)),
+        ((2, 4, 3, 4, 5), (2, 4, 3, 4, 5)),
     ],
 )
 def test_shapes(shape, expected, tmp_path):
     data = load(save(tmp_path / "a.npz", inputs=np.zeros(shape), labels=LABELS))
     assert data.inputs.shape == expected
     assert data.classes == 3
+
+
+@pytest.mark.parametrize(("shape", "places"), [((1, 4, 5), (4, 5)), ((2, 3, 4, 5), (3, 4, 5))])
+@pytest.mark.parametrize("channel", [False, True])
+def test_class_maps(shape, places, channel, tmp_path):
+    draws = np.random.default_rng(0)
+    images = draws.integers(0, 256, (2, *shape), dtype=np.uint8)
+    maps = draws.integers(0, 3, (2, *places), dtype=np.uint8)
+    maps[0].flat[0] = 2
+    data = load(save(tmp_path / "a.npz", x=images, y=maps[:, None] if channel else maps))
+    assert data.classes == 3
+    assert np.array_equal(data.labels.numpy(), maps)
+    assert np.allclose(data.inputs.numpy() * 255, images, atol=1e-4)
+    source = save(tmp_path / "b.npz", x=images, y=maps[..., 1:])
+    with pytest.raises(ValueError, match=r"labels have shape .*, or class maps \(N, "):
+        load(source)
+
+
+def test_a_volume_is_not_resized(tmp_path):
+    source = save(tmp_path / "a.npz", x=np.zeros((2, 1, 4, 4, 4)), y=LABELS)
+    assert load(source).domain.name == "volumes"
+    for more in ({"size": 8}, {"channels": 3}):
+        with pytest.raises(ValueError, match="a volume has no size or channels to change"):
+            load(source, **more)
 
 
 @pytest.mark.parametrize("names", [("inputs", "labels"), ("x", "y"), ("images", "labels")])

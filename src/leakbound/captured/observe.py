@@ -18,7 +18,7 @@ from leakbound.assess.certificate import outside
 from leakbound.attacks.adaptive import decayed
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
-from leakbound.captured import decay, declared, optimizer, proofs
+from leakbound.captured import decay, declared, norms, optimizer, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
@@ -264,6 +264,11 @@ def infer_context(
         findings.append(step)
         plan = replace(task.plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
+    whole_batch = (part or count) >= count and (capture.whole("clients") or 1) == 1
+    if whole_batch and 1 in (known, norms.passes(capture, task)):
+        moments = norms.of_batch(capture, task, count, input_shape)
+        threat = replace(observation.threat, statistics_known=moments is not None)
+        observation = replace(observation, threat=threat, statistics=moments)
     if info.known is not None:
         findings.append(Finding("known parts", info.known.parts.text, "given", True))
     certain, odd = proofs.classes(observation, spread, proofs.coarsest(capture))
@@ -471,6 +476,10 @@ def _steps(
 ) -> tuple[Finding, tuple[int, ...]]:
     if capture.kind == "gradient":
         return Finding("local steps", "1", "a gradient is that of one step", True), ()
+    counted = norms.passes(capture, observation.task)
+    if counted is not None:
+        how = "so many batches passed its batch norms in training mode (num_batches_tracked)"
+        return Finding("local steps", str(counted), how, False), ()
     if rate is None:
         how = "assumed; give the learning rate or the number of local steps to test that"
         return Finding("local steps", "1", how, False), ()
@@ -747,12 +756,15 @@ def task_of(
     for module in plain.modules():
         if isinstance(module, quiet):
             module.eval()
-    if any(m.training for m in plain.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
-        notes.append(
-            "batch norms are in training mode, as the client's were: examples of a batch affect "
-            "each other (build the model with .eval() if the client trained with fixed statistics)"
-        )
     task = Task.of(plain, loss=loss, classes=classes, domain=form)
+    if changed := norms.set_modes(capture, task, plain):
+        notes.append(changed)
+        task = Task.of(plain, loss=loss, classes=classes, domain=form)
+    if task.coupled:
+        notes.append(
+            "batch norms are in training mode: examples of a batch affect each other (build the "
+            "model with .eval() if the client trained with fixed statistics)"
+        )
     lost = _left_out(capture, task, notes)
     if lost:
         for name in lost:

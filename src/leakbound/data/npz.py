@@ -1,4 +1,4 @@
-"""NumPy archives of images and labels, read without pickle."""
+"""NumPy archives of images or volumes and labels, read without pickle."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ Array = np.ndarray
 
 
 def read_npz(path: Path, options: Options) -> Raw:
-    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), in 0..255 or [0, 1], and labels (N,).
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or volumes (N, C, D, H, W), and labels.
 
-    With `bits`, whole numbers are in 0..2^bits - 1.
+    Values are in 0..255 or [0, 1]; with `bits`, whole numbers are in 0..2^bits - 1. Labels are
+    class numbers (N,), or class maps (N, *S) or (N, 1, *S) of the places *S of an example.
     """
     with open_archive(path) as archive:
         images = _images(_array(archive, ("inputs", "x", "images")), options.bits)
         labels = _array(archive, ("labels", "y"))
-    if labels.ndim != 1 or labels.dtype.kind not in "ui":
-        raise ValueError(
-            f"labels have shape {labels.shape} and type {labels.dtype}; give whole numbers (N,)"
-        )
     if len(images) != len(labels):
         raise ValueError(
             f"{str(path)!r} holds {len(images)} images and {len(labels)} labels; give one for each"
         )
+    places = tuple(images.shape[2:])
+    if labels.shape[1:] == (1, *places):
+        labels = labels[:, 0]
+    if labels.shape[1:] not in ((), places) or labels.dtype.kind not in "ui":
+        raise ValueError(
+            f"labels have shape {labels.shape} and type {labels.dtype}; give whole numbers (N,), "
+            f"or class maps (N, {', '.join(map(str, places))})"
+        )
+    raw.within_limit(f"labels of shape {labels.shape}", 8 * labels.size)
     numbers = torch.from_numpy(labels.astype(np.int64))
     return Raw(images, numbers, numbered(f"{str(path)!r}", numbers))
 
@@ -76,12 +82,14 @@ def _images(array: Array, bits: int | None) -> Tensor:
     values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))
     if values.ndim == 3:
         return values[:, None]
+    if values.ndim == 5:
+        return values
     first = values.ndim == 4 and values.shape[1] in (1, 3)
     last = values.ndim == 4 and values.shape[-1] in (1, 3)
     if first == last:
         raise ValueError(
             f"images have shape {array.shape}, where the channels are "
-            f"{'ambiguous' if first else 'not found'}; give (N, H, W), or 1 or 3 channels in "
-            "(N, C, H, W) or (N, H, W, C)"
+            f"{'ambiguous' if first else 'not found'}; give (N, H, W), 1 or 3 channels in "
+            "(N, C, H, W) or (N, H, W, C), or volumes (N, C, D, H, W)"
         )
     return values if first else values.permute(0, 3, 1, 2)

@@ -122,8 +122,10 @@ def interleave(labels: Tensor) -> Tensor:
     return torch.from_numpy(np.lexsort((values, rank)))
 
 
-def shape_after(shape: torch.Size, options: Options) -> tuple[int, int, int]:
-    """(C, H, W) of images of the given shape after `fit`."""
+def shape_after(shape: torch.Size, options: Options) -> tuple[int, ...]:
+    """(C, H, W) of images of the given shape after `fit`; volumes keep theirs."""
+    if len(shape) > 4:
+        return tuple(shape[1:])
     height, width = (options.size, options.size) if options.size else (shape[-2], shape[-1])
     return options.channels or shape[-3], height, width
 
@@ -137,6 +139,8 @@ def fit(images: Tensor, options: Options) -> Tensor:
     images = images.to(torch.float32)
     if whole:
         images = images / 255
+    if images.ndim > 4:
+        return images
     channels, height, width = shape_after(images.shape, options)
     if channels == 1 and images.shape[1] == 3:
         weights = torch.tensor(LUMA).view(1, 3, 1, 1)

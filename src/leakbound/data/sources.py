@@ -100,11 +100,11 @@ _CHUNK = 512
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Raw):
-    """Images, series, rows of a table or sequences of tokens, with their labels.
+    """Images, volumes, series, rows of a table or sequences of tokens, with their labels.
 
-    Shapes: inputs (N, C, H, W) float32, of series (N, C, T), of a table (N, n) for n numbers that
+    Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of a table (N, n) for n numbers that
     store a row, of a text (N, n) int64; labels (N,) int64, or float32 if they are numbers, or
-    (N, H, W) int64 for masks, (N, n) for tokens; persons (N,) int64 or None.
+    (N, *S) int64 for masks of places *S, (N, n) for tokens; persons (N,) int64 or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
 
@@ -132,8 +132,8 @@ class Dataset(Raw):
             self._check_tokens()
             return
         table = TableDomain(self.columns) if self.columns else None
-        fits = self.inputs.ndim in (3, 4) if table is None else self.inputs.shape[1:] == table.shape
-        wanted = "(N, C, H, W) or (N, C, T)" if table is None else f"(N, {table.shape[0]})"
+        fits = self.inputs.ndim in (3, 4, 5) if table is None else self.inputs.shape[1:] == table.shape
+        wanted = "(N, C, H, W), (N, C, D, H, W) or (N, C, T)" if table is None else f"(N, {table.shape[0]})"
         fits = fits and self.inputs.dtype == torch.float32
         expect(fits, "inputs", self.inputs, f"{wanted} of float32")
         if self.inputs.numel() == 0:
@@ -180,7 +180,7 @@ class Dataset(Raw):
     ) -> None:
         """Check numbers of classes or persons, one for each example or pixel, against names."""
         what = "labels" if noun == "class" else f"{noun}s"
-        masks = numbers.ndim == 3 and numbers.shape[1:] == self.inputs.shape[2:]
+        masks = numbers.ndim > 2 and numbers.shape[1:] == self.inputs.shape[2:]
         fits = numbers.dtype == torch.int64 and (masks or numbers.shape == (len(self.inputs),))
         expect(fits, what, numbers, f"({len(self.inputs)},) of int64, one for each image")
         first, last = (int(value) for value in numbers.aminmax())
@@ -363,6 +363,8 @@ def _dataset(
 
 
 def _fitted(images: Tensor, options: Options) -> Tensor:
+    if images.ndim == 5 and (options.size is not None or options.channels is not None):
+        raise ValueError("a volume has no size or channels to change; leave both out")
     shape = (len(images), *shape_after(images.shape, options))
     within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
     inputs = torch.empty(shape)
