@@ -159,4 +159,3 @@ def test_audit_and_bound_of_volumes_with_masks(place, capsys):
         main(["bound", "--data", "npz:volumes.npz", "--noise-multiplier", "5"])
     assert caught.value.code == 0
     assert "no attacker exceeds it" in capsys.readouterr().out
-

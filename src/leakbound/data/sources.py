@@ -102,9 +102,10 @@ _CHUNK = 512
 class Dataset(Raw):
     """Images, volumes, series, rows of a table or sequences of tokens, with their labels.
 
-    Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of a table (N, n) for n numbers that
-    store a row, of a text (N, n) int64; labels (N,) int64, or float32 if they are numbers, or
-    (N, *S) int64 for masks of places *S, (N, n) for tokens; persons (N,) int64 or None.
+    Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of a table
+    (N, n) for n numbers that store a row, of a text (N, n) int64; labels (N,) int64, or float32 if
+    they are numbers, or (N, *S) int64 for masks of places *S, (N, n) for tokens; persons (N,) int64
+    or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
 
@@ -132,8 +133,14 @@ class Dataset(Raw):
             self._check_tokens()
             return
         table = TableDomain(self.columns) if self.columns else None
-        fits = self.inputs.ndim in (3, 4, 5) if table is None else self.inputs.shape[1:] == table.shape
-        wanted = "(N, C, H, W), (N, C, D, H, W) or (N, C, T)" if table is None else f"(N, {table.shape[0]})"
+        fits = (
+            self.inputs.ndim in (3, 4, 5) if table is None else self.inputs.shape[1:] == table.shape
+        )
+        wanted = (
+            "(N, C, H, W), (N, C, D, H, W) or (N, C, T)"
+            if table is None
+            else f"(N, {table.shape[0]})"
+        )
         fits = fits and self.inputs.dtype == torch.float32
         expect(fits, "inputs", self.inputs, f"{wanted} of float32")
         if self.inputs.numel() == 0:
