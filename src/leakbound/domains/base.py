@@ -343,7 +343,7 @@ class VolumeDomain(ImageDomain):
     Example:
         >>> domain = VolumeDomain((1, 2, 4, 3))
         >>> domain.fields(None, torch.zeros(5, 1, 2, 4, 3)).pictures["reconstruction"].shape
-        torch.Size([5, 1, 10, 3])
+        torch.Size([5, 1, 8, 4])
     """
 
     name = "volumes"
