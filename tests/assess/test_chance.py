@@ -16,7 +16,7 @@ from leakbound.assess.measure import measure
 from leakbound.assess.record import Chance
 from leakbound.assess.verdict import by_chance, of_configuration
 from leakbound.core import Reconstruction
-from leakbound.domains import Column, TableDomain
+from leakbound.domains import Column, TableDomain, of_shape
 
 LEVELS = ("a", "b", "c")
 DOMAIN = TableDomain(tuple(Column(f"c{k}", "categorical", levels=LEVELS) for k in range(4)))
@@ -52,6 +52,27 @@ def test_one_row_against_every_decoy():
         as_good = sum(statistic(decoys[k : k + 1], guess, 1) >= best for k in range(150))
         assert found.p_value == pytest.approx((1 + as_good) / 151)
         assert found.decoys == 150
+
+
+def test_a_guess_near_a_person_with_many_examples_is_chance():
+    """One person has 5 % of the images, and every answer is near them: the level holds."""
+    runs, count = 300, 400
+    low = {"all": 0, "of strangers": 0}
+    criterion = Criterion.of(of_shape((6,)), psnr=20.0)
+    own = np.arange(count) < count // 20
+    for run in range(runs):
+        source = np.random.default_rng(run)
+        inputs = torch.from_numpy(source.random((count, 6), np.float32))
+        spread = torch.from_numpy(0.03 * source.standard_normal((len(inputs), 6), np.float32))
+        inputs[own] = inputs[:1] + spread[own]
+        first, *others = source.permutation(count).tolist()
+        answer = inputs[:1]
+        strangers = [at for at in others if not (own[at] and own[first])]
+        for name, decoys in (("all", others), ("of strangers", strangers)):
+            found = chance(criterion, batch(inputs[[first]]), answer, batch(inputs[decoys]))
+            low[name] += found.p_value <= 0.01
+    limit = runs * 0.01 + 2 * (runs * 0.0099) ** 0.5
+    assert low["all"] <= limit < low["of strangers"], low
 
 
 def test_pairs_against_all_subsets():

@@ -8,7 +8,12 @@ import scipy.stats
 import torch
 from torch import nn
 
-from leakbound.attacks.attribute import read_attribute
+from leakbound.attacks.attribute import (
+    _chosen,
+    _MatchedFilter,
+    _Separation,
+    read_attribute,
+)
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.data import load
 from leakbound.defenses import DpSgd, NoDefense, SecureAggregation
@@ -137,6 +142,17 @@ def test_a_wrong_value_is_read_at_the_stated_level(people):
     right = sum(value == true and p_value <= 0.01 for true, value, p_value in found)
     assert wrong / runs <= 0.01 + 2 * (0.0099 / runs) ** 0.5
     assert right > 4 * runs * 0.01
+
+
+def test_one_coordinate_that_fails_is_not_enough():
+    """One that leads by far in most trainings, and is wrong in some: four read them all."""
+    few, more, all_ = (_MatchedFilter(size, False) for size in (1, 4, 16))
+    right = {few: 0.875, more: 1.0, all_: 1.0}
+    filters = {each: _Separation(10.0, 1.0, share) for each, share in right.items()}
+    assert _chosen(filters) == more
+    # None leads by far: the one that leads by most, whatever it reads right.
+    weak = {few: _Separation(1.0, 1.0, 1.0), more: _Separation(2.0, 1.0, 0.9)}
+    assert _chosen(weak) == more
 
 
 def test_a_prior_moves_the_answer_and_not_the_reading(people):

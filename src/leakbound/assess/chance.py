@@ -110,7 +110,8 @@ def chance(
     all ranks, or less if there are many examples. What the exact number says beyond that is left to
     the baseline, which knows it.
 
-    The p-value is valid only if decoys are drawn like the victims and no attack saw them.
+    The p-value is valid only if decoys are drawn like the victims and no attack saw them. Other
+    examples of the victims' persons are among them.
 
     If the attacker has parts of the examples, decoys must have the same parts, too. With fewer than
     FEWEST such decoys there is no p-value; `replayed` may have one.

@@ -73,8 +73,6 @@ class Evidence:
         public: the public examples that the attacker has, for the prior-only baseline.
         decoys: examples drawn like the truth that no attack saw: they show which matches are
             chance.
-        others: the same for galleries: other examples of the truth's persons stay, without which
-            their persons would stand out. None if they are the decoys.
         certain: which of "batch size", "local steps" and "learning rate" are certain.
         agreement: the share of the update that training on the reconstruction reproduces, if known.
         decay: the weight decay that was subtracted from the update.
@@ -92,7 +90,6 @@ class Evidence:
     truth: Batch | None = None
     public: Batch | None = None
     decoys: Batch | None = None
-    others: Batch | None = None
     certain: Collection[str] = ()
     agreement: float | None = None
     decay: str | None = None
@@ -247,12 +244,15 @@ def _confirmed(
     return Proof()  # a proof holds up to rounding, which a threshold of many decibels excludes
 
 
-def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentification, ...]:
+def _reidentified(
+    evidence: Evidence,
+    settings: RiskSettings,
+) -> tuple[Reidentification, ...]:
     """Whether each built-in matcher names the right examples; empty if there is no gallery."""
     answer = evidence.reconstruction
     release = evidence.release
-    others = evidence.decoys if evidence.others is None else evidence.others
-    if answer is None or evidence.truth is None or others is None or settings.quick:
+    decoys = evidence.decoys
+    if answer is None or evidence.truth is None or decoys is None or settings.quick:
         return ()
     if release.criterion.known is not None:
         # Every answer has the known part, which names its example without the update: neither 1 / M
@@ -268,7 +268,7 @@ def _reidentified(evidence: Evidence, settings: RiskSettings) -> tuple[Reidentif
             reidentify(
                 evidence.truth,
                 answer.inputs,
-                others,
+                decoys,
                 release.criterion,
                 matcher,
                 persons=release.persons,

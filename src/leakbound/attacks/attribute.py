@@ -257,9 +257,7 @@ class Trainings:
         rows = rows[..., kept].double()
         noise = noise[kept]
         filters = _separations(rows, noise)
-        enough = [candidate for candidate, separation in filters.items() if separation.apart >= FAR]
-        # Few coordinates that tell the values apart by far are those that nobody else moves.
-        chosen = min(enough, default=max(filters, key=lambda candidate: filters[candidate].apart))
+        chosen = _chosen(filters)
         rounding = rounding[kept % len(rounding)]
         return Fitted(chosen, _statistics(rows, noise), filters[chosen], kept, rounding, sent)
 
@@ -638,6 +636,20 @@ def _separations(
         candidate: _summary(torch.stack(margins[candidate]), torch.stack(spreads[candidate]))
         for candidate in filters
     }
+
+
+def _chosen(filters: dict[_MatchedFilter, _Separation]) -> _MatchedFilter:
+    """The filter that leads by most; of those that lead by far, one that reads most right.
+
+    Few coordinates that tell the values apart by far are those that nobody else moves. A single one
+    may still fail where the person's unit is active late in a training, and sometimes not at all.
+    """
+    enough = [candidate for candidate, separation in filters.items() if separation.apart >= FAR]
+    return min(
+        enough,
+        key=lambda candidate: (-filters[candidate].right, candidate),
+        default=max(filters, key=lambda candidate: filters[candidate].apart),
+    )
 
 
 def _summary(

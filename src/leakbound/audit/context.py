@@ -211,8 +211,9 @@ class PlanContext:
     ) -> Batch | None:
         """Private and test examples outside of these batches, which no attack sees.
 
-        Of many, those with the classes of the batches come first, and others are left out. Nobody
-        in the batches has another example here: it may look like theirs without any chance.
+        Of many, those with the classes of the batches come first, and others are left out. Other
+        examples of persons in the batches stay: without them, the batches would stand out, and a
+        candidate near a person with many examples would look like no chance.
         """
         return self._of_places(size, clients, seed, self._outside(size, clients, seed))
 
@@ -221,17 +222,10 @@ class PlanContext:
         size: int,
         clients: int,
         seed: int,
-        *,
-        strangers: bool = True,
     ) -> Tensor:
-        """Private and test examples outside of these batches; of `strangers` to them alone."""
+        """Private and test examples outside of these batches."""
         order = self._order(size, clients, seed)
-        taken = order[: size * clients]
-        rest = torch.cat([order[size * clients :], self.splits["test"]])
-        people = self.dataset.people
-        if people is not None and strangers:
-            rest = rest[~torch.isin(people[rest], people[taken])]
-        return rest
+        return torch.cat([order[size * clients :], self.splits["test"]])
 
     def _of_places(
         self,
@@ -356,32 +350,6 @@ def persons_of(context: PlanContext, size: int, clients: int, seed: int) -> Tens
     return None if people is None else people[taken]
 
 
-def gallery_of(
-    context: PlanContext,
-    size: int,
-    clients: int,
-    seed: int,
-) -> Batch | None:
-    """As `others`, with other examples of persons in the batches; None if it is the same.
-
-    A gallery without them names those persons: others have several examples in it.
-    """
-    if context.dataset.people is None:
-        return None
-    places = context._outside(
-        size,
-        clients,
-        seed,
-        strangers=False,
-    )
-    return context._of_places(
-        size,
-        clients,
-        seed,
-        places,
-    )
-
-
 def acquaintances_of(
     context: PlanContext,
     size: int,
@@ -396,14 +364,9 @@ def acquaintances_of(
     if people is None:
         return None
     taken = context._order(size, clients, seed)[: size * clients]
-    places = context._outside(
-        size,
-        clients,
-        seed,
-        strangers=False,
-    )
-    others = context._outside(size, clients, seed)
-    strangers = torch.unique(people[others])
+    places = context._outside(size, clients, seed)
+    whose = people[places]
+    strangers = torch.unique(whose[~torch.isin(whose, people[taken])])
     order = permutation(len(strangers), stream(seed, "acquaintances"))
     shown = strangers[order[:MOST]]
     kept = places[torch.isin(people[places], torch.cat([shown, people[taken]]))]

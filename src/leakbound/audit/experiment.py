@@ -33,7 +33,6 @@ from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
 from leakbound.audit.context import (
     PlanContext,
-    gallery_of,
     one_line,
     one_thread,
     others_in_round,
@@ -379,7 +378,6 @@ def _judge(
         truth=played.truth,
         public=context.counted,
         decoys=context.others(*drawn),
-        others=gallery_of(context, *drawn),
         replay=replay_of(
             plans.build_attack(unit.attack), played, partial(_round_of, unit, context), unit.seed
         ),

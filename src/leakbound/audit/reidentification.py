@@ -20,7 +20,6 @@ from leakbound.assess.reidentification import CANDIDATES, Matcher, reidentify
 from leakbound.audit.context import (
     PlanContext,
     acquaintances_of,
-    gallery_of,
     one_thread,
     persons_of,
 )
@@ -159,11 +158,14 @@ def _people(
     known = acquaintances_of(context, *drawn) if by_person else None
     if known is not None:
         return _People(truth, known[0], persons, known[1])
-    gallery = gallery_of(context, *drawn)
-    return _People(truth, context.others(*drawn) if gallery is None else gallery, persons)
+    return _People(truth, context.others(*drawn), persons)
 
 
-def _reconstructions(folder: Path, record: records.Assessment, context: PlanContext) -> Tensor:
+def _reconstructions(
+    folder: Path,
+    record: records.Assessment,
+    context: PlanContext,
+) -> Tensor:
     """(N, C, H, W) the images of a strip, in the data's range."""
     from PIL import Image
 

@@ -68,7 +68,11 @@ class Known:
         """(N, *part.shape) the known part of examples (N, *shape)."""
         return examples.flatten(1)[:, self.places].reshape(-1, *self.part.shape)
 
-    def joined(self, values: Tensor, unknown: Tensor) -> Tensor:
+    def joined(
+        self,
+        values: Tensor,
+        unknown: Tensor,
+    ) -> Tensor:
         """(N, *shape) whole examples from known and unknown parts."""
         whole = unknown.new_empty(len(unknown), len(self.places))
         whole[:, self.places] = values.to(unknown).flatten(1)
@@ -264,13 +268,21 @@ def _after(word: str, text: str) -> str:
     return parts.strip()
 
 
-def _count(part: str, most: int, text: str) -> int:
+def _count(
+    part: str,
+    most: int,
+    text: str,
+) -> int:
     if not part.isdecimal() or not 0 < int(part) < most:
         raise ValueError(f"known is {text!r}; give a number from 1 to {most - 1}")
     return int(part)
 
 
-def _listed(parts: str, size: int, text: str) -> Tensor:
+def _listed(
+    parts: str,
+    size: int,
+    text: str,
+) -> Tensor:
     """(size,) True at numbers and ranges such as 0-9,15."""
     known = torch.zeros(size, dtype=torch.bool)
     for part in parts.split(","):
@@ -278,7 +290,11 @@ def _listed(parts: str, size: int, text: str) -> Tensor:
     return known
 
 
-def _span(part: str, size: int, text: str) -> slice:
+def _span(
+    part: str,
+    size: int,
+    text: str,
+) -> slice:
     """A number, or numbers from A to B written A-B, both included."""
     ends = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
     if ends is None:

@@ -16,7 +16,11 @@ from leakbound._util import files
 FORMATS = ".npz, .safetensors or .png"
 
 
-def read_mask(name: str, height: int, width: int) -> Tensor:
+def read_mask(
+    name: str,
+    height: int,
+    width: int,
+) -> Tensor:
     """(H, W) bool, True at the known pixels: those that are not 0 in the file.
 
     Args:

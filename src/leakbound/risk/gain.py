@@ -200,7 +200,11 @@ def fixed_answer(examples: Examples, column: str) -> float:
     return count_least(matched, len(counted_on))
 
 
-def _codes(examples: Examples, sample: PublicSample, column: str) -> np.ndarray[Any, Any]:
+def _codes(
+    examples: Examples,
+    sample: PublicSample,
+    column: str,
+) -> np.ndarray[Any, Any]:
     """(n,) one number for each example: values that match are within 1."""
     if column == LABEL:
         labels = examples.labels
@@ -215,7 +219,12 @@ def _codes(examples: Examples, sample: PublicSample, column: str) -> np.ndarray[
     return np.asarray(part.part.coded(part.values(rows)))[:, 0]
 
 
-def _law(setting: TrainingSetting, target: GainTarget, radius: float, rough: bool = False) -> Any:
+def _law(
+    setting: TrainingSetting,
+    target: GainTarget,
+    radius: float,
+    rough: bool = False,
+) -> Any:
     """F of a training. Of one column, what moves is the value and not the whole example."""
     if target.column is not None:
         # Sampled hidden steps are compared with those of no example, and not of another value.
