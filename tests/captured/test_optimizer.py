@@ -73,7 +73,7 @@ def test_one_step_shows_the_optimizer_its_rate_and_the_example(name, rate, more)
     before, after, batch = trained(name, rate, **more)
     outcome = attacked(before, after, batch)
     found = finding(outcome, "optimizer")
-    assert found.value == "like Adam, taken for it"
+    assert found.value == "Adam or its kin"
     assert not found.sure
     assert float(finding(outcome, "learning rate").value) == pytest.approx(rate, rel=1e-4)
     assert finding(outcome, "local steps").value == "1"

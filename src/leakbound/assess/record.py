@@ -502,6 +502,13 @@ class FindingInfo(RecordPart, frozen=True, kw_only=True):
     sure: bool
 
 
+class ObstacleInfo(RecordPart, frozen=True, kw_only=True):
+    """What stands between an update and an answer, and what would take it away."""
+
+    what: str
+    then: str
+
+
 class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     """The captured update behind an assessment.
 
@@ -509,6 +516,8 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
         truth: whether the true batch was given, so that errors are measured.
         undeclared: what was seen to change the update, but is no defense that can be declared.
         values: reconstructed values of inputs that are not pictures.
+        obstacles: what keeps attacks from an answer, the most important first.
+        measured: what was reconstructed from updates like this one.
     """
 
     name: str
@@ -522,6 +531,8 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     undeclared: str | None = None
     explained: Explained | None = None
     values: tuple[tuple[Number, ...], ...] | None = None
+    obstacles: tuple[ObstacleInfo, ...] = ()
+    measured: str | None = None
 
 
 class Assessment(RecordPart, frozen=True, kw_only=True):

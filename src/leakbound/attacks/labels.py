@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,10 +90,10 @@ def infer_labels(
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
     loss = named(observation.task.loss)
-    if observation.examples == 1 and loss.name == "cross_entropy":
-        lone = _only_sign(observation)
-        if lone is not None:
-            return lone
+    if loss.name == "cross_entropy":
+        signs = _by_signs(observation)
+        if signs is not None:
+            return signs
     layer = last_layer(observation)
     if loss.name != "cross_entropy":
         return _of_loss(loss, layer, observation, generator)
@@ -251,17 +252,29 @@ def known_or_inferred(
     return infer_labels(observation, generator) if labels is None else labels
 
 
-def _only_sign(observation: Observation) -> Tensor | None:
-    """The class (1,) of one example after steps of an adaptive optimizer; None for SGD.
+def _by_signs(observation: Observation) -> Tensor | None:
+    """Labels (N,) by the signs that an adaptive optimizer keeps; None for SGD, and if the sizes of
+    a step can be read.
 
-    Such an optimizer keeps signs: every other class's bias gradient is positive in all steps.
+    The bias gradient of a class that does not occur is positive in all steps. The negative ones
+    count once each, the most negative ones first and again until there are enough.
     """
     task = seen_task(observation)
     name = parameter(_last(task, outputs_of(observation)), "bias")
     if task.plan.optimizer == "sgd" or name not in task.names:
         return None
-    negative = (task.unflatten(observation.update.rows.sum(0))[name] < 0).nonzero().flatten()
-    return negative if len(negative) == 1 else None
+    bias = task.unflatten(observation.update.rows.sum(0))[name]
+    order = bias.argsort(stable=True)
+    negative = order[bias[order] < 0]
+    count = observation.examples
+    if count > 1:
+        with suppress(NotApplicable):
+            undone(observation)
+            return None
+    if not len(negative):
+        return None
+    times = math.ceil(count / len(negative))
+    return negative.repeat(times)[:count].sort().values
 
 
 def last_layer(observation: Observation) -> LastLayer:

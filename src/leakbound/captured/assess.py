@@ -33,6 +33,7 @@ from leakbound.captured import declared
 from leakbound.captured.budget import Budgeted
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
+from leakbound.captured.obstacles import measured, obstacles
 from leakbound.client import frugal
 from leakbound.core import Batch, Observation, Reconstruction
 from leakbound.data import SOURCES, Dataset, load
@@ -67,6 +68,13 @@ class Case:
     public: PublicExamples | None = None
     truth: Batch | None = None
     people: int | None = None
+
+    @cached_property
+    def about(self) -> tuple[tuple[records.ObstacleInfo, ...], str | None]:
+        """What stands between the update and an answer, and what leaked from updates like it."""
+        inferred = self.inferred
+        public = self.public is not None
+        return obstacles(self.capture, inferred, public=public), measured(inferred)
 
 
 def read_truth(
@@ -280,6 +288,8 @@ def header(
         findings=tuple(records.FindingInfo(**vars(finding)) for finding in inferred.findings),
         notes=(*capture.notes, *case.notes, *inferred.notes),
         undeclared=capture.about.get(declared.NOTE),
+        obstacles=case.about[0],
+        measured=case.about[1],
     )
     return replace(empty, capture=info)
 

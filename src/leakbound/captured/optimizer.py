@@ -84,7 +84,7 @@ class Trace:
     @property
     def taken(self) -> str:
         """What attacks take it for."""
-        return "SGD" if self.family == "sgd" else "like Adam, taken for it"
+        return "SGD" if self.family == "sgd" else "Adam or its kin"
 
     def steps(self, plan: LocalPlan, rate: float) -> int:
         """How many steps of the plan's optimizer the largest change is likely to be."""

@@ -453,6 +453,8 @@ def _show(
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     cut = "".join(map(_cut, records))
     console.say(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends}{cut})")
+    if outcome.verdict not in EXPOSURES:
+        _show_distance(records)
     if any(record.status == "ok" and not record.truth_known for record in records):
         criterion = records[0].criterion
         measure = criterion.axis if criterion.of is None else f"share of {criterion.metric}"
@@ -469,6 +471,28 @@ def _cut(record: Assessment) -> str:
     """How far a search came that the time limit stopped: a few steps are no attempt."""
     words = (record.problem or "").partition(";")[0]
     return f"; {brief(record.attack.name)} {brief(words)}" if words.startswith(STOPPED) else ""
+
+
+def _show_distance(records: Sequence[Assessment]) -> None:
+    """How far the best attack is from an answer, what keeps it away, and what leaked elsewhere."""
+    scored = [record for record in records if record.metrics]
+    if scored:
+        best = max(scored, key=_merit)
+        unit = best.criterion.unit
+        guess = max((value or 0.0 for value in best.baseline), default=0.0)
+        console.print(
+            f"distance: the best attack reaches {_merit(best):.1f} {unit}, an answer that ignores "
+            f"the update {guess:.1f} {unit}; {best.criterion.value:g} {unit} count as reconstructed"
+        )
+    # Once for each update.
+    captures = {record.capture.digest: record.capture for record in records if record.capture}
+    for capture in captures.values():
+        if capture.obstacles:
+            console.print(f"[bold]What stands between {brief(capture.name)} and an answer:[/bold]")
+        for one in capture.obstacles:
+            console.say(f"  - {brief(one.what)}; next: {brief(one.then)}")
+        if capture.measured:
+            console.say(brief(capture.measured))
 
 
 def show_facts(records: Sequence[Assessment]) -> None:

@@ -1,0 +1,124 @@
+"""What stands between a captured update and an answer, and what is known to leak from like ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+
+from leakbound.assess.record import ObstacleInfo
+from leakbound.attacks.adaptive import HALVES, called, stored_type
+from leakbound.attacks.analytic import first_layer
+from leakbound.captured.capture import Capture
+from leakbound.captured.observe import InferredContext
+from leakbound.core import NotApplicable, Observation
+
+MEASURED = "ordinary_training.json"
+"""Rows of [model and data, optimizer, steps, batch, examples reconstructed, updates exposed,
+updates with facts], by benchmarks/ordinary_training.py.
+"""
+LINEAR = {"table": "perceptron, german"}
+"""The rows for a first layer that sees the example, by the domain's name."""
+OPTIONS = {
+    "optimizer": ("is taken for {value}, which is not certain", "--optimizer NAME"),
+    "learning rate": ("is {value}, which is not certain", "--learning-rate RATE"),
+    "local steps": ("are taken for {value}, which is not certain", "--local-steps N"),
+    "batch size": ("is taken for {value}, which is not certain", "--batch-size N"),
+    "labels": ("are not certain", "--labels LABELS"),
+}
+"""How a fact that is not certain is said, and the option that gives it."""
+
+
+def obstacles(
+    capture: Capture,
+    inferred: InferredContext,
+    *,
+    public: bool,
+) -> tuple[ObstacleInfo, ...]:
+    """What keeps attacks on an update from an answer, the most important first.
+
+    `public`: whether attacks have public examples.
+    """
+    seen = inferred.observation
+    plan = seen.task.plan
+    found = list[ObstacleInfo]()
+
+    def add(what: str, then: str) -> None:
+        found.append(ObstacleInfo(what=what, then=then))
+
+    # The last finding of a name counts: what is inferred follows what is not known.
+    last = {one.name: one for one in inferred.findings}
+    for name, (says, option) in OPTIONS.items():
+        if name in last and not last[name].sure:
+            value = last[name].value
+            add(f"the {name} {says.format(value=value)}", option)
+    if not plan.is_sum and plan.steps > 1:
+        add(
+            f"{plan.steps} steps of {called(plan)} each divide gradients by their size, so no "
+            "closed form inverts their sum",
+            "attacks that simulate the training, with a larger --time",
+        )
+    halves = {stored_type(value) for value in capture.update.values() if value.numel()} & {*HALVES}
+    if halves:
+        kinds = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in halves))
+        add(
+            f"the file holds values in {kinds}, whose rounding hides small changes",
+            "the same in float32",
+        )
+    if seen.examples > 1:
+        more = f" over {plan.steps} local steps" if plan.steps > 1 else ""
+        add(f"{seen.examples} examples{more} are added up", "a larger --time, or smaller batches")
+    if seen.task.coupled:
+        add("batch norm in training mode mixes the examples of a batch", "--public DATA")
+    if inferred.defense.links:
+        add("a defense is declared", "--public DATA for its bounds")
+    if not public:
+        add("attacks have no public examples, so they know nothing of the data", "--public DATA")
+    return tuple(found)
+
+
+def measured(inferred: InferredContext) -> str | None:
+    """What was reconstructed from the most similar updates of a measured table."""
+    row = _nearest(inferred.observation, decays=inferred.decay is not None)
+    if row is None:
+        return None
+    name, rule, steps, batch, right, exposed, facts = row
+    step = "1 local step" if steps == "1" else f"{steps} local steps"
+    return (
+        f"Measured on the most similar updates ({name}; {rule}; {step}; batch {batch}): "
+        f"{right} examples were reconstructed, {exposed} updates exposed, {facts} revealed facts. "
+        "A low share is no protection."
+    )
+
+
+@cache
+def _table() -> tuple[tuple[str, ...], ...]:
+    text = resources.files("leakbound.captured").joinpath(MEASURED).read_text("utf-8")
+    return tuple(map(tuple, json.loads(text)))
+
+
+def _nearest(seen: Observation, *, decays: bool) -> tuple[str, ...] | None:
+    """The row of the same kind of model and optimizer whose steps and batch are nearest."""
+    plan = seen.task.plan
+    kind = "convolutions"
+    with suppress(NotApplicable):
+        first_layer(seen.task, seen.input_shape)
+        domain = seen.task.domain
+        kind = LINEAR.get("" if domain is None else domain.name, "perceptron, digits")
+    if plan.optimizer == "sgd":
+        rule = "SGD, decay" if decays else "SGD"
+    else:
+        rule = "RMSprop" if plan.optimizer == "rmsprop" else "AdamW"
+    rows = [
+        row
+        for row in _table()
+        if kind in row[0] and row[1].startswith(rule) and (rule != "SGD" or row[1] == "SGD")
+    ]
+
+    def distance(row: tuple[str, ...]) -> float:
+        steps = abs(math.log(plan.steps / int(row[2])))
+        return steps + abs(math.log(seen.examples / int(row[3])))
+
+    return min(rows, key=distance, default=None)
