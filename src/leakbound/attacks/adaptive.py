@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import seen_task
+from leakbound.attacks.rounding import deviation_of
 from leakbound.core import Exact, Gaussian, LocalPlan, NotApplicable, Observation, Task, Unit
 
 EQUAL = 0.01
@@ -79,17 +80,6 @@ share of inputs that are then inside of it.
 """
 PRECISE = 1e-3
 """Errors of gradients are at least this share of their median: an attack may weigh by them."""
-HALVES = (torch.float16, torch.bfloat16)
-
-
-def stored_type(value: Tensor) -> torch.dtype:
-    """The coarsest type that holds all values of a tensor: mixed precision leaves halves in it."""
-    if value.dtype in HALVES or not bool((value != 0).any()):  # zeros fit every type
-        return value.dtype
-    for kind in HALVES:
-        if torch.equal(value, value.to(kind).to(value.dtype)):
-            return kind
-    return value.dtype
 
 
 def undone(observation: Observation) -> Observation:
@@ -292,13 +282,8 @@ def first_step(plan: LocalPlan) -> float:
 
 def _rounding(task: Task) -> Tensor:
     """(P,) the standard deviation of one rounding of each weight, as the client stores it."""
-    parts = []
-    for value in task.unflatten(task.parameters).values():
-        _, exponent = torch.frexp(value.double())
-        # Values from 2^(e - 1) to below 2^e are a unit of eps 2^(e - 1) apart.
-        unit = torch.finfo(stored_type(value)).eps * torch.exp2(exponent.double() - 1)
-        parts.append((unit / math.sqrt(12)).flatten())
-    return torch.cat(parts)
+    parts = task.unflatten(task.parameters).values()
+    return torch.cat([deviation_of(value).flatten() for value in parts])
 
 
 def called(plan: LocalPlan) -> str:

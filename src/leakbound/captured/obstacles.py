@@ -9,8 +9,9 @@ from functools import cache
 from importlib import resources
 
 from leakbound.assess.record import ObstacleInfo
-from leakbound.attacks.adaptive import HALVES, called, stored_type
+from leakbound.attacks.adaptive import called
 from leakbound.attacks.analytic import first_layer
+from leakbound.attacks.rounding import HALVES, stored_type
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext
 from leakbound.core import NotApplicable, Observation

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from leakbound import tensors
 from leakbound._util.results import LISTED, Fact
-from leakbound.attacks.adaptive import HALVES, stored_type
 from leakbound.attacks.labels import last_layer
+from leakbound.attacks.rounding import HALVES, stored_type
 from leakbound.captured.capture import Capture
 from leakbound.core import (
     Exact,

@@ -16,6 +16,7 @@ from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.rounding import narrowest, spacing
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     dictionary,
@@ -264,12 +265,12 @@ def gradient_rows(
     size = torch.maximum(size, LAYER_ONE * size.max())
     variance = (ROUNDING * max(torch.finfo(kind).eps for kind in kinds) * size).square()
     # Values that a narrower type holds were rounded to it on their way.
-    if (kind := _narrow(rows)) is not None:
+    if (kind := narrowest(rows)) is not None:
         variance += (torch.finfo(kind).eps * size).square() / 12
     sent = None if observation.sent is None else part(observation.sent[row.at])
-    spacing = _spacing(rows * task.plan.learning_rate, before, sent)
-    if spacing is not None:
-        each = (spacing / task.plan.learning_rate).square() / 12
+    unit = spacing(rows * task.plan.learning_rate, before, sent)
+    if unit is not None:
+        each = (unit / task.plan.learning_rate).square() / 12
         # Every local step rounds the weights once.
         variance += task.plan.steps * each.mean(1)
     if row.variance is not None:
@@ -279,40 +280,6 @@ def gradient_rows(
         rows = rows * (part(mask.double()) > 0).all(1)[:, None]
     seen = rows.any(1)
     return rows[seen] / variance.sqrt().clamp_min(1e-300)[seen, None]
-
-
-_NARROW = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def _narrow(values: Tensor) -> torch.dtype | None:
-    """The narrowest type that holds all values exactly; None if only float64 does."""
-    return next((kind for kind in _NARROW if torch.equal(values.to(kind).double(), values)), None)
-
-
-def _spacing(
-    change: Tensor,
-    before: Tensor,
-    sent: Tensor | None,
-) -> Tensor | None:
-    """The spacing of the weights if `change` is a difference to rounded weights, else None.
-
-    Then the weights after are whole multiples of it, and those that changed did so by one or more.
-    """
-    after = before - change if sent is None else sent
-    base = torch.exp2(torch.floor(torch.log2(after.abs().clamp_min(1e-30))))
-    if sent is not None:
-        kind = _narrow(sent)
-        return None if kind is None else torch.finfo(kind).eps * base
-    held = _narrow(before)
-    for kind in _NARROW:
-        unit = torch.finfo(kind).eps * base
-        off = (after / unit - (after / unit).round()).abs()
-        if held is not None and torch.finfo(held).eps >= torch.finfo(kind).eps:
-            # A smaller change than the spacing shows that weights are not rounded to it.
-            off = torch.where((change != 0) & (change.abs() < unit / 4), 0.5, off)
-        if change.any() and float(off.mean()) < 0.1:
-            return unit
-    return None
 
 
 def shared_space(
