@@ -257,10 +257,11 @@ def main() -> int:
 
 
 WORDS = (
-    f"{CLIENTS:,} simulated clients of each kind: logistic regression, perceptrons, layer norm, "
-    "convolutions, batch norm; batches of 1 to 32; 1 to 20 local steps on one batch or on others; "
-    "raw, normalized and binary digits, or a table; a quarter with weights in bfloat16, a third "
-    "from trained weights. No threshold was fitted to these clients. *Equal sizes*, *adaptive* and "
+    f"{CLIENTS:,} simulated clients of each kind. Models are logistic regression, perceptrons, "
+    "layer norm, convolutions and batch norm. Batches have 1 to 32 examples of digits (raw, "
+    "normalized, binary) or of a table, and 1 to 20 local steps see one batch or others. A quarter "
+    "has weights in bfloat16, a third starts from trained weights. "
+    "No threshold was fitted to these clients. *Equal sizes*, *adaptive* and "
     "*a rate a tensor* all name Adam or another optimizer that divides gradients by their size. "
     "The last column counts names of the other kind, with the upper end of a 95 % interval "
     "(Clopper and Pearson)."
