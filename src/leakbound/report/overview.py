@@ -353,14 +353,10 @@ def _person(assessment: Assessment, place: int) -> str:
     """Whether one example was named among others, and by which matchers; empty if not tested."""
     if not assessment.reidentified:
         return ""
-    by = [
-        f"{shortened(one.how)} of {one.candidates}"
-        for one in assessment.reidentified
-        if one.right[place]
-    ]
-    if by:
-        return f"named by {listing(by)} candidates"
-    return f"not named among {assessment.reidentified[0].candidates} candidates"
+    among = listing(dict.fromkeys(str(one.candidates) for one in assessment.reidentified))
+    by = [shortened(one.how) for one in assessment.reidentified if one.right[place]]
+    named = f"named by {listing(by)}" if by else "not named"
+    return f"{named} among {among} candidates"
 
 
 def _shots(
