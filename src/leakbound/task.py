@@ -106,8 +106,7 @@ class LocalPlan:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1")
         if self.momentum and self.optimizer != "sgd":
-            name = self.optimizer.capitalize()
-            raise ValueError(f"momentum is {self.momentum}; {name} takes none, leave it out")
+            raise ValueError(f"momentum is {self.momentum}; {self.rule} takes none, leave it out")
         if not all(0 <= beta < 1 for beta in self.betas or ()):
             raise ValueError(f"betas is {self.betas}; give two numbers from 0 to below 1")
 
@@ -125,6 +124,17 @@ class LocalPlan:
             return self.betas
         defaults = {"lion": (0.9, 0.99), "rmsprop": (0.0, 0.99)}
         return defaults.get(self.optimizer, (0.9, 0.999))
+
+    @property
+    def rule(self) -> str:
+        """The optimizer as people write it.
+
+        Example:
+            >>> LocalPlan(optimizer="adamw").rule
+            'AdamW'
+        """
+        names = {"sgd": "SGD", "adamw": "AdamW", "rmsprop": "RMSprop"}
+        return names.get(self.optimizer, self.optimizer.capitalize())
 
     @property
     def decoupled(self) -> bool:

@@ -127,7 +127,7 @@ def undone(observation: Observation) -> Observation:
     spread = (keep * gradient.abs() + plan.added).square() / plan.added * step.error / keep
     some = spread[known & (rows != 0)]
     if not len(some):
-        raise NotApplicable(f"rounding hides the sizes of gradients in the step of {called(plan)}")
+        raise NotApplicable(f"rounding hides the sizes of gradients in the step of {plan.rule}")
     spread = spread.clamp_min(PRECISE * float(some.median()))
     if plan.weight_decay and not plan.decoupled:
         gradient = gradient - plan.weight_decay * task.parameters
@@ -149,7 +149,7 @@ def without_decay(observation: Observation) -> Tensor:
     task = seen_task(observation)
     plan = task.plan
     if observation.update.unit is not Unit.CLIENT:
-        raise NotApplicable(f"{called(plan)} is not undone in a sum of clients or for examples")
+        raise NotApplicable(f"{plan.rule} is not undone in a sum of clients or for examples")
     rows = observation.update.rows
     if not plan.weight_decay or not (plan.decoupled or plan.optimizer == "sgd"):
         return rows
@@ -166,11 +166,11 @@ def check_one_step(observation: Observation) -> None:
     update = observation.update
     if plan.steps > 1 or (plan.batch_size or observation.examples) < max(observation.cohort):
         raise NotApplicable(
-            f"the client takes {plan.steps} steps of {called(plan)}, whose update is no sum of "
+            f"the client takes {plan.steps} steps of {plan.rule}, whose update is no sum of "
             "gradients: what it leaks is undecided, not protected"
         )
     if not isinstance(update.law, Exact) or update.mask is not None:
-        raise NotApplicable(f"noise or withheld entries hide the sizes in a step of {called(plan)}")
+        raise NotApplicable(f"noise or withheld entries hide the sizes in a step of {plan.rule}")
     if plan.optimizer == "lion":
         raise NotApplicable("a step of Lion shows signs of gradients, not their sizes")
 
@@ -284,12 +284,6 @@ def _rounding(task: Task) -> Tensor:
     """(P,) the standard deviation of one rounding of each weight, as the client stores it."""
     parts = task.unflatten(task.parameters).values()
     return torch.cat([deviation_of(value).flatten() for value in parts])
-
-
-def called(plan: LocalPlan) -> str:
-    """The plan's optimizer as people write it."""
-    names = {"sgd": "SGD", "adamw": "AdamW", "rmsprop": "RMSprop"}
-    return names.get(plan.optimizer, plan.optimizer.capitalize())
 
 
 def _with_plan(

@@ -351,7 +351,7 @@ def summed_task(observation: Observation) -> Task:
     task = seen_task(observation)
     if not task.plan.is_sum:
         raise NotApplicable(
-            f"the client trains by {task.plan.optimizer.capitalize()}, whose update is no sum of "
+            f"the client trains by {task.plan.rule}, whose update is no sum of "
             "gradients: what it leaks is undecided, not protected"
         )
     return task

@@ -353,6 +353,8 @@ def _planned(
     if rate is None and trace is not None and trace.family == "equal":
         rate = trace.rate(rule, steps or 1)
         if rate is not None:
+            # It is known now.
+            findings[:] = [one for one in findings if one.name != "learning rate"]
             how = "the size of the update's entries"
             findings.append(Finding("learning rate", f"{rate:.6g}", how, False))
     return rule, rate

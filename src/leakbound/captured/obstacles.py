@@ -9,7 +9,6 @@ from functools import cache
 from importlib import resources
 
 from leakbound.assess.record import ObstacleInfo
-from leakbound.attacks.adaptive import called
 from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.rounding import HALVES, stored_type
 from leakbound.captured.capture import Capture
@@ -57,7 +56,7 @@ def obstacles(
             add(f"the {name} {says.format(value=value)}", option)
     if not plan.is_sum and plan.steps > 1:
         add(
-            f"{plan.steps} steps of {called(plan)} each divide gradients by their size, so no "
+            f"{plan.steps} steps of {plan.rule} each divide gradients by their size, so no "
             "closed form inverts their sum",
             "attacks that simulate the training, with a larger --time",
         )
