@@ -235,3 +235,13 @@ def test_few_simulated_clients_are_named_wrongly():
             assert family is None or family in right, (kind, seed, family)
             named += family is not None
     assert named >= 25
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+def test_another_example_as_the_truth_is_not_exposed(name):
+    """80 updates with another digit of the class as the truth: none was exposed."""
+    before, after, batch = trained(name, 1e-3)
+    other = Batch(batch.inputs.roll(5, -1), batch.labels)
+    outcome = attacked(before, after, other, attacks=("linear_inversion", "sign_inversion"))
+    assert outcome.verdict in ("undecided", "facts exposed")
+    assert attacked(before, after, batch).verdict == "exposed"
