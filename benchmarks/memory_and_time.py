@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 
@@ -77,8 +77,8 @@ class DenseLayer(nn.Module):
         return torch.cat([inputs, self.grow(self.squeeze(inputs))], 1)
 
 
-def densenet121(classes: int = 2) -> nn.Module:
-    """The layers of Huang et al. 2017, with 6,955,906 weights for two classes."""
+def densenet121(outputs: int = 2) -> nn.Module:
+    """The layers of Huang et al. 2017, with 6,955,906 weights for two outputs."""
     width = 64
     parts: list[nn.Module] = [
         *(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
@@ -93,7 +93,7 @@ def densenet121(classes: int = 2) -> nn.Module:
         if block != blocks[-1]:
             parts += [nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)]
             width //= 2
-    parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+    parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)]
     return nn.Sequential(*parts)
 
 

@@ -26,7 +26,7 @@ def line(seconds, gigabytes):
 def cost(seconds=1e-4, gigabytes=1e-4, why=""):
     """A cost for each example of a local step; a training alone takes a tenth."""
     alone = line(seconds / 10, gigabytes / 10)
-    return StepCost(line(seconds, gigabytes), None, alone, 0.0, 0.0, 1, 1, 1, why)
+    return StepCost(line(seconds, gigabytes), None, alone, 0.0, 0.0, 0.0, 1, 1, 1, why)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def attacked(client, *, known=KNOWN, output=None, listener=None, **settings):
 
 
 def measured(monkeypatch, value):
-    monkeypatch.setattr(budget, "step_cost", lambda *given: value)
+    monkeypatch.setattr(budget, "step_cost", lambda *given, **more: value)
 
 
 def test_a_first_step_over_its_share_does_not_run(client, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ def _kilobytes(source: Path, name: str) -> int | None:
     return next((1024 * int(number) for number in numbers), None)
 
 
+def trim() -> None:
+    """Give freed memory back to the system, which else counts it as held (glibc; else nothing)."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @dataclass(frozen=True)
 class Allowed:
     """The bytes that the process may hold, None if only what is free limits it, and its device."""
@@ -56,6 +64,7 @@ class Allowed:
     @property
     def room(self) -> float:
         """Bytes that a computation may take now, beside what is held; infinite if unknown."""
+        trim()
         if self.device.type == "cuda":
             left, total = torch.cuda.mem_get_info(self.device)
             free = float(left)
@@ -64,6 +73,11 @@ class Allowed:
             free = float(free_bytes() or float("inf"))
             held = float(held_bytes() or PROGRAM)
         return free if self.memory is None else min(free, max(0.0, self.memory - held))
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor))
+    return [one.untyped_storage() for one in tensors if one.layout == torch.strided]
 
 
 class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,15 +111,17 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Any = None,
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        for value in tree_leaves(made):
-            if isinstance(value, Tensor) and value.layout == torch.strided:
-                self._count(value.untyped_storage())
+        new = [one for one in _storages(made) if one._cdata not in self._seen]
+        if new:
+            # A view, or a result in place, of what was there before.
+            given = {one._cdata for one in _storages((args, kwargs))}
+            for storage in new:
+                if storage._cdata not in given:
+                    self._count(storage)
         return made
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._seen:
-            return
         size = storage.nbytes()
 
         def gone(_: object) -> None:

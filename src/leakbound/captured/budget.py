@@ -44,6 +44,8 @@ def step_cost(
     inferred: InferredContext,
     seconds: float = math.inf,
     room: float = math.inf,
+    *,
+    engines: bool = True,
 ) -> StepCost | None:
     """The measured cost of simulated training, None if it cannot be simulated; as `measure`."""
     observation = inferred.observation
@@ -53,7 +55,7 @@ def step_cost(
 
     # A user's loss or model may raise anything on labels that are not its own.
     with suppress(NotApplicable, ValueError, RuntimeError, TypeError, IndexError):
-        return measure(observation, labels, seconds, room)
+        return measure(observation, labels, seconds, room, engines=engines)
     return None
 
 

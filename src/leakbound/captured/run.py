@@ -182,8 +182,12 @@ class Work:
         """Measure what simulated training costs, and add it to what is known of every update."""
         self.tell(watch, "measuring the cost of a search step")
         # A quarter of the time: what is left is for attacks.
-        first = self.cases[0].inferred
-        self.cost = budget.step_cost(first, self.pace.left / 4, self.allowed.room)
+        self.cost = budget.step_cost(
+            self.cases[0].inferred,
+            self.pace.left / 4,
+            self.allowed.room,
+            engines=any(job.steps for job in self.jobs),
+        )
         for at in range(len(self.cases)):
             self.note_cost(at)
 

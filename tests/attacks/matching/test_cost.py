@@ -12,6 +12,7 @@ from torch import nn
 
 import leakbound as lb
 from leakbound._util.memory import GB, Allowed, PeakBytes, held_bytes
+from leakbound.attacks.base import expected_rows
 from leakbound.attacks.matching.cost import ROOM, Cost, CostLine, StepCost, first_within, measure
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import begin
@@ -118,6 +119,14 @@ def test_peaks_count_each_storage_once_and_while_it_lives():
         assert counted.peak == 8000
 
 
+def test_what_was_there_before_does_not_count():
+    before = torch.ones(1000)
+    with PeakBytes() as counted:
+        before[:10].add_(1)
+        torch.add(before, 1, out=before)
+    assert counted.peak == 0
+
+
 def test_what_a_graph_alone_keeps_counts():
     x = torch.ones(1000, requires_grad=True)
     with PeakBytes() as counted:
@@ -134,7 +143,7 @@ def line(seconds, size):
 
 
 def test_the_first_form_that_fits_runs_and_else_the_smallest_is_named():
-    cost = StepCost(line(1.0, 10.0), None, line(0.2, 4.0), 5.0, 0.0, 64, 64, 8, "")
+    cost = StepCost(line(1.0, 10.0), None, line(0.2, 4.0), 5.0, 0.0, 0.0, 64, 64, 8, "")
     assert cost.usual == Cost(8 * 64.0, ROOM * 8 * 640.0)
     engine = replace(cost, engine=line(0.5, 20.0))
     assert engine.usual == Cost(8 * 32.0, ROOM * 8 * 1280.0)
@@ -159,7 +168,9 @@ def test_a_plan_of_minibatches_counts_their_examples():
 def test_a_slow_second_measurement_is_left_out():
     cost = measure(observed(16, PLANS["sgd"]), labels, seconds=0.0)
     assert cost.search.two is None
-    assert cost.search.at(8).bytes == 4 * cost.search.one.bytes
+    fixed = cost.alone.at(0).bytes
+    assert 0 < fixed < cost.search.one.bytes
+    assert cost.search.at(8).bytes == fixed + 4 * (cost.search.one.bytes - fixed)
 
 
 def test_an_engine_is_chosen_only_if_that_is_affordable():
@@ -190,3 +201,14 @@ def test_what_is_held_grows_with_tensors():
     kept = torch.ones(50_000_000)
     assert 1.9e8 < held_bytes() - before < 2.2e8
     del kept
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_bytes_of_a_training_alone_are_predicted(plan):
+    """Also where the optimizer's state is larger than the graph of few examples."""
+    seen = observed(48, PLANS[plan], norm=False)
+    inputs = torch.zeros(seen.batch_shape)
+    for form in measure(seen, labels).trainings():
+        with PeakBytes() as counted, torch.no_grad(), frugal(form.form):
+            expected_rows(seen, seen.task, inputs, seen.labels)
+        assert 0.85 < form.bytes / ROOM / counted.peak < 1.7, form

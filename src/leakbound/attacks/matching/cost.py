@@ -24,7 +24,7 @@ from leakbound.attacks.matching.loop import begin
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.client import Frugal, frugal, indivisible
-from leakbound.core import Observation, Task
+from leakbound.core import LocalPlan, Observation, Task
 from leakbound.randomness import stream
 
 FEW = 2
@@ -37,6 +37,8 @@ engine is compared with autograd, in double precision too (measured on DenseNet1
 """
 SLICED = 4
 """Copies of the candidate and its gradient where steps take slices of it."""
+SUMS = 5
+"""Vectors like the weights that several steps or chunks hold: sums, moved weights, gradients."""
 QUICK = 0.05
 """Seconds below which a measurement is repeated: clocks and caches make short ones uncertain."""
 ROOM = 1.5
@@ -58,17 +60,19 @@ class Cost:
 class CostLine:
     """A cost as a line in the number of examples, through measurements at n and 2 n.
 
-    Without the second one, it is proportional to their number.
+    Without the second one, it is proportional to their number, but for the `fixed` bytes.
     """
 
     examples: int
     one: Cost
     two: Cost | None = None
+    fixed: float = 0.0
 
     def at(self, examples: int) -> Cost:
         if self.two is None:
             times = examples / self.examples
-            return Cost(times * self.one.seconds, times * self.one.bytes)
+            grown = self.fixed + times * (self.one.bytes - self.fixed)
+            return Cost(times * self.one.seconds, grown)
         each = (self.two.bytes - self.one.bytes) / self.examples
         more = examples - 2 * self.examples
         # A first call is slow: a second one that is not slower is no sign that examples are free.
@@ -88,15 +92,16 @@ class StepCost:
 
     `engine`: a local step of a search that uses an engine, None if autograd computes all.
     `planned`: whether one was looked for, which takes long for a large model. `state`: bytes that
-    a search holds for each local step beside its graph. `image`: bytes of an example, of which a
-    candidate has `count`. A local step has `examples`, and there are `steps`. `why`: why a step
-    cannot be split into chunks, empty if it can.
+    a search holds for each local step beside its graph. `weights`: bytes of all. `image`: bytes of
+    an example, of which a candidate has `count`. A local step has `examples`, and there are
+    `steps`. `why`: why a step cannot be split into chunks, empty if it can.
     """
 
     search: CostLine
     engine: CostLine | None
     alone: CostLine
     state: float
+    weights: float
     image: float
     count: int
     examples: int
@@ -135,7 +140,8 @@ class StepCost:
             one = self.alone.at(size)
             calls = self.steps * math.ceil(self.examples / size)
             form = None if size == self.examples else Frugal(size)
-            yield Cost(calls * one.seconds, ROOM * (one.bytes + self.state), form)
+            held = one.bytes + self.state + SUMS * self.weights
+            yield Cost(calls * one.seconds, ROOM * held, form)
 
     def _sizes(self) -> Iterator[int]:
         size = self.examples
@@ -157,43 +163,43 @@ def measure(
     labels: Callable[[Tensor], Tensor],
     seconds: float = math.inf,
     room: float = math.inf,
+    *,
+    engines: bool = True,
 ) -> StepCost:
     """Measure the search of one client's batch on few of its examples.
 
     Args:
         observation: of one client.
         labels: gives some labels (n, ...) for inputs (n, *S).
-        seconds: a second measurement that would take longer is left out, and so is an engine.
+        seconds: a second search step that would take longer is left out, and so is an engine.
         room: bytes; an engine whose choice would take more is left out.
+        engines: whether a search follows, which may use one.
 
     Raises:
         NotApplicable: no search simulates this training.
     """
     task = seen_task(observation)
-    searches = list[Cost]()
-    engines = list[Cost]()
-    alone = list[Cost]()
+    exact = list[Cost]()
     # The terms of the strongest search by default; other terms cost less than these.
     strong = MatchingSettings(batch_norm=1e-3 if task.plan.steps == 1 else 0.0)
-    for count in (FEW, 2 * FEW):
-        narrow = _narrow(observation, count, labels)
-        searches.append(_timed(partial(_search, narrow, strong)))
-        alone.append(_timed(partial(_training, narrow)))
-        if 2 * (searches[0].seconds + alone[0].seconds) > seconds:
-            break
-    first = searches[0]
+    narrow = [_narrow(observation, count, labels) for count in (FEW, 2 * FEW)]
+    alone = _line([_timed(partial(_training, seen)) for seen in narrow])
+    first = _timed(partial(_search, narrow[0], strong))
+    if 2 * first.seconds > seconds:
+        del narrow[1]
+    searches = [first, *(_timed(partial(_search, seen, strong)) for seen in narrow[1:])]
     planned = PLANNING * first.seconds <= seconds and PLANNING * first.bytes <= room
-    engine = engine_for(observation, task) if planned else None
+    engine = engine_for(observation, task) if planned and engines else None
     if engine is not None:
-        for count in (FEW, 2 * FEW)[: len(searches)]:
-            narrow = _narrow(observation, count, labels)
-            engines.append(_timed(partial(_search, narrow, strong, engine)))
+        exact = [_timed(partial(_search, seen, strong, engine)) for seen in narrow]
+    size = task.parameters.element_size()
     found = StepCost(
-        CostLine(FEW, *searches),
-        CostLine(FEW, *engines) if engines else None,
-        CostLine(FEW, *alone),
+        _line(searches, alone),
+        _line(exact, alone) if exact else None,
+        alone,
         _state(task, observation.input_shape),
-        task.parameters.element_size() * math.prod(observation.input_shape),
+        size * task.parameters.numel(),
+        size * math.prod(observation.input_shape),
         1,
         1,
         1,
@@ -201,6 +207,12 @@ def measure(
         planned,
     )
     return found.of(task, observation.examples)
+
+
+def _line(costs: list[Cost], alone: CostLine | None = None) -> CostLine:
+    """Through one or two measurements; a training alone holds the same weights."""
+    fixed = 0.0 if alone is None else alone.at(0).bytes
+    return CostLine(FEW, costs[0], costs[1] if len(costs) > 1 else None, fixed)
 
 
 def _narrow(
@@ -236,14 +248,16 @@ def _search(
 
 
 def _training(observation: Observation) -> Callable[[], object]:
+    """A training alone, by SGD: an optimizer's state would hide how the graph grows at first."""
     low, high = observation.task.input_range
     inputs = torch.full(observation.batch_shape, (low + high) / 2).to(observation.task.parameters)
     labels = observation.labels
     assert labels is not None  # set by `_narrow`
+    task = replace(seen_task(observation), plan=LocalPlan())
 
     def train() -> None:
         with torch.no_grad():
-            expected_rows(observation, seen_task(observation), inputs, labels)
+            expected_rows(observation, task, inputs, labels)
 
     return train
 
