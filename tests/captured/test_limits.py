@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def client(tmp_path_factory):
 @pytest.mark.parametrize("gigabytes", [8, 3])
 def test_a_large_model_ends_in_time_and_memory_with_its_page(client, gigabytes):
     script, folder = client
-    limits = script.replace(script.CLIENTS[0], gigabytes=gigabytes)
+    limits = replace(script.CLIENTS[0], gigabytes=gigabytes)
     taken = script.attack(limits, folder)
     assert taken.first < 20  # s, with all imports; a machine in use takes longer
     assert taken.seconds < limits.seconds + 15
@@ -38,8 +39,8 @@ def test_a_large_model_ends_in_time_and_memory_with_its_page(client, gigabytes):
 def test_a_search_that_saves_memory_stays_below_its_limit(client):
     """With 2 steps of 32 images: 16 GB by an engine, 3 GB by graphs that are computed again."""
     script, folder = client
-    less = script.replace(script.CLIENTS[0], examples=32, steps=2, batch=32, seconds=200)
-    limits = script.replace(less, gigabytes=4)
+    less = replace(script.CLIENTS[0], examples=32, steps=2, batch=32, seconds=200)
+    limits = replace(less, gigabytes=4)
     taken = script.attack(
         limits, folder, "--attack", "inverting_gradients", "--labels", "0,1," * 15 + "0,1"
     )

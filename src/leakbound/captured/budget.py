@@ -174,8 +174,12 @@ def _fit(
 
 
 def _seconds(value: float) -> str:
-    return f"{format_number(value) if value < 100 else round(value)} s"
+    return f"{_short(value)} s"
 
 
 def _gigabytes(value: float) -> str:
-    return f"{value / GB:.3g} GB"
+    return f"{_short(value / GB)} GB"
+
+
+def _short(value: float) -> str:
+    return format_number(value) if value < 100 else f"{value:,.0f}"
