@@ -1,11 +1,15 @@
 """Volumes (C, D, H, W): images of three axes, in searches and on pages."""
 
+import pytest
 import torch
 from torch import nn
 
 from leakbound import Batch, simulate
 from leakbound.assess.reidentification import edges
 from leakbound.attacks.matching.distances import total_variation, variation_gradients
+from leakbound.captured import Settings, TrainingInfo, load
+from leakbound.captured.observe import infer_context, task_of
+from leakbound.captured.run import _attacks
 from leakbound.domains import VolumeDomain, of_shape
 
 SHAPE = (1, 6, 5, 4)
@@ -55,6 +59,18 @@ def test_a_smooth_volume_is_found_where_the_update_alone_does_not_determine_it()
     assert smooth.scores[0] > max(rough.scores[0], smooth.assessment.baseline[0]) + 6
     assert smooth.assessment.data.domain == "volumes"
     assert smooth.assessment.pictures.keys() == {"truth", "reconstruction"}
+
+
+@pytest.mark.parametrize(("shape", "weight"), [(SHAPE, 0.01), ((1, 24, 5), None)])
+def test_captured_updates_of_volumes_are_searched_for_smooth_ones(shape, weight):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(120, 3))
+    update = {name: torch.ones_like(value) for name, value in net.named_parameters()}
+    capture = load(update, dict(net.state_dict()), kind="gradient")
+    task, _ = task_of(net, capture, of_shape(shape))
+    inferred = infer_context(capture, task, TrainingInfo(examples=2), input_shape=shape)
+    chosen = {spec.name: spec.parameters for spec in _attacks(Settings(shape), inferred)}
+    assert chosen["inverting_gradients"].get("total_variation") == weight
+    assert chosen["linear_inversion"] == {}
 
 
 def test_edges_count_along_every_axis():

@@ -153,7 +153,7 @@ def test_without_pydicom_the_extra_is_named(tmp_path, monkeypatch):
     for name in ("{k}.dcm", "{k}.DICOM", "IM{k}"):
         folder = tmp_path / name.strip("{}")
         source = put(folder, *[bytes(128) + b"DICM"] * 2, name=name)
-        with pytest.raises(ValueError, match=r"needs the package pydicom; .*'leakbound\[dicom\]'"):
+        with pytest.raises(ValueError, match=r"needs the package pydicom; .*leakbound\[medical\]"):
             load(source)
 
 

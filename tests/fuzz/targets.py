@@ -46,6 +46,7 @@ from leakbound.risk.target import Target
 from leakbound.trees import model as trees
 
 DICOM = importlib.util.find_spec("pydicom") is not None
+NIFTI = importlib.util.find_spec("nibabel") is not None
 SECONDS = 20
 """Longest time of one input."""
 EXPECTED = (ValueError, OSError, NotApplicable)
@@ -275,6 +276,12 @@ def _dicom() -> bytes:
     return file.getvalue()
 
 
+def _nifti() -> bytes:
+    from nibabel import Nifti1Image
+
+    return bytes(Nifti1Image(np.arange(64, dtype=np.int16).reshape(4, 4, 4), np.eye(4)).to_bytes())
+
+
 def _images(name: str, content: bytes) -> Format:
     """A folder with two classes, whose first image is damaged."""
     ending = name.rpartition(".")[2] if "." in name else ""
@@ -333,6 +340,8 @@ def formats(folder: Path) -> dict[str, Format]:
     rows = {"t.csv": TABLE.encode(), "s.toml": SCHEMA.encode()}
     odd = {"t.csv": ODD_TABLE.encode(), "s.toml": ODD_SCHEMA.encode()}
     more = {"dicom": _images("0.dcm", _dicom())} if DICOM else {}
+    if NIFTI:
+        more["nifti"] = _images("0.nii", _nifti())
     idx = _idx()
     return {
         "plan": one("p.toml", PLAN, plan_file.load),
@@ -407,7 +416,7 @@ TARGETS = (
     ),
     *("trees", "adapter", "safetensors", "update", "update npz", "weights", "prior"),
     *("factor", "npz", "idx images", "idx labels", "zip", "image", "text", "records"),
-    *("wide image", "gif", "image without an ending", *["dicom"] * DICOM),
+    *("wide image", "gif", "image without an ending", *["dicom"] * DICOM, *["nifti"] * NIFTI),
     *("defense", "target", "mechanism", "epsilon audit"),
 )
 

@@ -55,7 +55,7 @@ from leakbound.captured.observe import (
     task_of,
 )
 from leakbound.core import Batch, Loss, NotApplicable, Reconstruction
-from leakbound.domains import Domain, of_shape
+from leakbound.domains import Domain, of_shape, smooth_axes
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named
 from leakbound.randomness import stream
@@ -75,6 +75,13 @@ BY_DOMAIN: dict[str, tuple[str, ...]] = {
 }
 """The attacks that are for one domain alone, by its name; the searches are for the others."""
 SEARCHES = ("tab_leak",)
+SMOOTHER = {
+    "inverting_gradients": Spec("inverting_gradients", (("total_variation", 0.01),)),
+}
+"""Attacks with the settings that volumes need: an update has few numbers for each voxel. One step
+of a MONAI U-Net on 32 x 32 x 32 voxels, 4 draws: 5.4 to 8.0 dB above the baseline, 4.4 to 7.6 dB
+with the weight that images have.
+"""
 FEW = 8
 LOTS = 64
 """The most examples for the longest search by default, and the number above which few attacks run.
@@ -694,7 +701,8 @@ def _attacks(
         names = ("sign_inversion", *names)
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
-    return tuple(Spec(name) for name in names)
+    stronger = SMOOTHER if len(smooth_axes(settings.form.shape)) > 2 else {}
+    return tuple(stronger.get(name, Spec(name)) for name in names)
 
 
 def _build(spec: Spec, inferred: InferredContext) -> Attack:

@@ -47,7 +47,7 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
     except ImportError:
         raise ValueError(
             f"image {name!r} needs the package pydicom; install it with: "
-            "pip install 'leakbound[dicom]'"
+            "pip install 'leakbound[medical]'"
         ) from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from leakbound._util import files
-from leakbound.data import dicom
+from leakbound.data import dicom, nifti
 from leakbound.data.raw import (
     MAX_PIXELS,
+    UNSIZED,
     Options,
     Raw,
     RefusedImage,
@@ -224,6 +225,8 @@ def _decoder(file: _File) -> Decoder | None:
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix in dicom.SUFFIXES:
         return dicom.decode
+    if file.name.lower().endswith(nifti.SUFFIXES):
+        return nifti.decode
     if suffix or not file.size:
         return decode if suffix in _readable() else None
     # DICOM files often have no ending.
@@ -363,27 +366,31 @@ def _decode_all(
     for k, (file, decoder) in enumerate(sources):
         name = file.name
         image = decoder(file.read(), name)
-        # The header of a DICOM file says how many bits it uses.
+        # The headers of DICOM and NIfTI say what the values are.
         wide = image.is_floating_point() and decoder is decode
         if options.bits is not None:
             image = _scaled(image, name, options.bits, wide)
-        shape = shape_after(image.shape, options)
+        if image.ndim == 4 and (options.size is not None or options.channels is not None):
+            raise ValueError(UNSIZED)
+        shape = tuple(image.shape) if image.ndim == 4 else shape_after(image.shape, options)
         if k == 0:
             size = 4 * len(sources) * math.prod(shape)
             within_limit(f"{len(sources)} images of {shape}", size)
             images = torch.empty(len(sources), *shape)
         channels, *sides = images.shape[1:]
         if [*shape[1:]] != sides:
+            held, wanted = (" x ".join(map(str, one)) for one in (shape[1:], sides))
+            volume = 3 in (len(sides), len(shape) - 1)
+            mend = "resample all" if volume else "give a size to resize all to, such as size = 32"
             raise ValueError(
-                f"image {name!r} has {shape[1]} x {shape[2]} pixels, but {first!r} has "
-                f"{sides[0]} x {sides[1]}; give a size to resize all to, such as size = 32"
+                f"image {name!r} has {held} pixels, but {first!r} has {wanted}; {mend}"
             )
         if shape[0] != channels:
             raise ValueError(
                 f"image {name!r} has {shape[0]} channels, but {first!r} has {channels}; "
-                "give channels = 1 (gray) or channels = 3 (RGB)"
+                "give channels = 1 (gray) or channels = 3 (RGB), or volumes with equal channels"
             )
-        images[k] = fit(image[None], options)[0]
+        images[k] = image if image.ndim == 4 else fit(image[None], options)[0]
         most = max(most, float(image.max())) if wide else math.inf
     if not 0 < most <= DARK or options.bits is not None:
         return images, ()

@@ -21,6 +21,8 @@ MAX_PIXELS = 50_000_000
 
 MAX_CLASSES = 100_000
 
+UNSIZED = "a volume has no size or channels to change; leave both out"
+
 LUMA = (0.299, 0.587, 0.114)
 
 

@@ -22,7 +22,16 @@ from leakbound.data.idx import read_idx
 from leakbound.data.images import PERSONS, read_folder, read_zip
 from leakbound.data.npz import read_npz
 from leakbound.data.packaged import TABLES, digits, mnist5k, photo_masks, photos, table
-from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, within_limit
+from leakbound.data.raw import (
+    UNSIZED,
+    Options,
+    Raw,
+    expect,
+    fit,
+    shape_after,
+    unsized,
+    within_limit,
+)
 from leakbound.data.schema import Schema
 from leakbound.data.series import ecg
 from leakbound.data.table import SUFFIXES, read_table
@@ -371,7 +380,7 @@ def _dataset(
 
 def _fitted(images: Tensor, options: Options) -> Tensor:
     if images.ndim == 5 and (options.size is not None or options.channels is not None):
-        raise ValueError("a volume has no size or channels to change; leave both out")
+        raise ValueError(UNSIZED)
     shape = (len(images), *shape_after(images.shape, options))
     within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
     inputs = torch.empty(shape)
