@@ -26,11 +26,11 @@ def test_a_large_model_ends_in_time_and_memory_with_its_page(client, gigabytes):
     script, folder = client
     limits = replace(script.CLIENTS[0], gigabytes=gigabytes)
     taken = script.attack(limits, folder)
-    assert taken.first < 20  # s, with all imports; a machine in use takes longer
+    assert taken.first < 30  # s, with all imports, on a machine in use
     assert taken.seconds < limits.seconds + 15
     assert taken.peak < gigabytes * 1e9
     assert taken.page
-    assert {fact.kind for one in taken.records for fact in one.facts} == {"batch statistics"}
+    assert {fact.kind for one in taken.records for fact in one.facts} >= {"batch statistics"}
     searches = [one for one in taken.records if one.attack.name != "linear_inversion"]
     assert searches
     assert all("not run: its first step takes about" in one.reason for one in searches)
