@@ -34,7 +34,7 @@ def with_known(observation: Observation, answer: Reconstruction) -> Reconstructi
     known = observation.known
     if known is None or len(answer.inputs) < observation.examples:
         return answer
-    order = _order(known, answer, observation.labels)
+    order = paired(known, answer.inputs, _differ(observation.labels, answer.labels))
     return replace(
         answer,
         inputs=known.filled(answer.inputs[order]),
@@ -43,13 +43,21 @@ def with_known(observation: Observation, answer: Reconstruction) -> Reconstructi
     )
 
 
-def _order(known: KnownValues, answer: Reconstruction, labels: Tensor | None) -> Tensor:
-    """(N,) the answer's example that belongs to each known value."""
+def paired(known: KnownValues, inputs: Tensor, differ: Tensor | None = None) -> Tensor:
+    """(N,) which of the examples (N, *S) belongs to each known value: the nearest ones together.
+
+    Pairs for which `differ` (N, N) is True are avoided.
+    """
     part = known.parts.part
-    values = known.values.to(answer.inputs)
-    costs = part.costs(values, known.parts.values(answer.inputs)).double()
-    if labels is not None and answer.labels is not None and labels.ndim == answer.labels.ndim == 1:
-        differ = labels.cpu()[:, None] != answer.labels.cpu()[None]
-        costs = costs.cpu() + OTHER_LABEL * differ.double()
-    places = linear_sum_assignment(costs.cpu().numpy())[1]
-    return torch.as_tensor(places, device=answer.inputs.device)
+    costs = part.costs(known.values.to(inputs), known.parts.values(inputs)).double().cpu()
+    if differ is not None:
+        costs = costs + OTHER_LABEL * differ
+    places = linear_sum_assignment(costs.numpy())[1]
+    return torch.as_tensor(places, device=inputs.device)
+
+
+def _differ(given: Tensor | None, found: Tensor | None) -> Tensor | None:
+    """(N, N) whether given labels (N,) differ from found ones; None if either has none."""
+    if given is None or found is None or given.ndim != 1 or found.ndim != 1:
+        return None
+    return given.cpu()[:, None] != found.cpu()[None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from leakbound.attacks.base import (
     summed_task,
 )
 from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.knowing import paired
 from leakbound.attacks.span import Span, Tolerance, independent
 from leakbound.attacks.table.fit import Fit
 from leakbound.attacks.table.view import (
@@ -32,6 +34,7 @@ from leakbound.attacks.table.view import (
 )
 from leakbound.core import NotApplicable, Observation, Reconstruction, Unit
 from leakbound.domains import TableDomain
+from leakbound.domains.known import KnownValues
 
 PREFIXES = 4_000_000
 AT_ONCE = 1024
@@ -278,6 +281,10 @@ def decoded(
         fit = None if answer.problem is None else Fit.of(row, *_groups(row, seen))
     if fit is None:
         return answer
+    # Known parts must not mislead: noise lets rows of other examples pass with them.
+    with suppress(NotApplicable):
+        other = _filled_in(row, row.known, seen, prefixes)
+        answer = min(answer, other, key=lambda one: fit.cost(one.inputs)[0])
     fitted = fit.rows()
     if _noise_unknown(row):
         # The fit's noise is an estimate then: rows that the span gave stay.
@@ -290,6 +297,20 @@ def decoded(
     return Answer(
         fitted, f"rows are estimates that the known columns allow ({answer.problem})", left
     )
+
+
+def _filled_in(
+    row: SentRow,
+    known: KnownValues,
+    seen: LayerView,
+    prefixes: int,
+) -> Answer:
+    """The answer of a search without the known parts, which are put in at the end."""
+    stranger = replace(row, observation=replace(row.observation, known=None))
+    answer = _searched(stranger, seen, prefixes)
+    said = "rows are those of a search without the known columns, which explain the update better"
+    rows = known.filled(answer.inputs[paired(known, answer.inputs)])
+    return Answer(rows, "; ".join(filter(None, (said, answer.problem))), answer.objective)
 
 
 def _noise_unknown(row: SentRow) -> bool:
