@@ -140,9 +140,9 @@ def german():
 KNOWN = 10
 
 
-def rights(german, defense, count, runs=4):
-    """The shares of right unknown columns of who knows ten columns, by search and without."""
-    names = ",".join(column.name for column in german.domain.columns[:KNOWN])
+def rights(german, defense, count, runs=4, columns=KNOWN):
+    """The shares of right unknown columns of who knows the first ones, by search and without."""
+    names = ",".join(column.name for column in german.domain.columns[:columns])
     parts = known_parts(german.domain, names)
     public = german.batch(torch.arange(300, 800))
     shares = torch.zeros(2, runs)
@@ -172,6 +172,14 @@ def test_known_columns_show_the_others_where_entries_are_withheld(german):
     knowing, filled = rights(german, MagnitudePruning(0.5), 12)
     assert filled == 0  # it does not apply
     assert knowing > 80
+
+
+@pytest.mark.parametrize("defense", [Quantization(8), GaussianNoise(0.0003)])
+def test_who_knows_two_columns_does_no_worse_than_who_fills_them_in(german, defense):
+    # Noise lets rows pass in the groups of other examples, and rejects some in their own.
+    knowing, filled = rights(german, defense, 8, columns=2)
+    assert filled > 70
+    assert knowing >= filled
 
 
 def fitted(observation, domain):

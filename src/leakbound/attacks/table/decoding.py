@@ -285,12 +285,17 @@ def decoded(
     with suppress(NotApplicable):
         other = _filled_in(row, row.known, seen, prefixes)
         answer = min(answer, other, key=lambda one: fit.cost(one.inputs)[0])
-    fitted = fit.rows()
-    if _noise_unknown(row):
-        # The fit's noise is an estimate then: rows that the span gave stay.
-        blind = seen.domain.hard(prior_rows(row, seen.domain))
-        found = (seen.domain.hard(answer.inputs) != blind).any(1, keepdim=True)
-        fitted = torch.where(found, answer.inputs, fitted)
+    blind = seen.domain.hard(prior_rows(row, seen.domain))
+    found = (seen.domain.hard(answer.inputs) != blind).any(1)
+    # The fit's noise may be an estimate: rows that the span gave stay then.
+    stay = found & _noise_unknown(row)
+    if stay.all():
+        return answer
+    fits = [fit.rows()]
+    if found.any():
+        fits.append(fit.rows(answer.inputs, found))
+    fits = [torch.where(stay[:, None], answer.inputs, rows) for rows in fits]
+    fitted = min(fits, key=lambda rows: fit.cost(rows)[0])
     cost, left = fit.cost(fitted)
     if cost >= fit.cost(answer.inputs)[0]:
         return answer

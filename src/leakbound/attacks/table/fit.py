@@ -25,10 +25,11 @@ ROUNDING = 10.0
 LEAST = 1e-2
 FAINT = 1e-2
 TINY = 1e-12
+HELD = 1e8
 """Steps in which the assumed noise falls to the true one, and steps after that; the largest number
 of second moments; relative rounding of a gradient, in units of its type's; smallest spread of a
 number, in units of its range; least share of a gradient's size
-that is no noise; relative size that is rounding.
+that is no noise; relative size that is rounding; how much surer a held row is than a public one.
 """
 
 
@@ -241,15 +242,16 @@ class Fit:
             prior,
         )
 
-    def rows(self) -> Tensor:
+    def rows(self, held: Tensor | None = None, at: Tensor | None = None) -> Tensor:
         """(count, n) the likeliest rows, by mean-field variational Bayes.
 
         D is Gaussian, with a variance for each unit. At first the free coordinates of each input
         are Gaussian, too, so that all rows move together. Then each row in turn chooses options.
+        The rows `held` (count, n) where `at` (count,) is True are taken as right until then.
         """
-        return self._chosen(self._blended())
+        return self._chosen(self._blended(held, at))
 
-    def _blended(self) -> _Belief:
+    def _blended(self, held: Tensor | None, at: Tensor | None) -> _Belief:
         """The inputs, if their free coordinates were Gaussian with the mean and variance that they
         have in public rows. The noise is taken to be as large as the gradient at first, so that no
         early choice decides.
@@ -262,9 +264,13 @@ class Fit:
         spread = spread + prior.spread.square() @ prior.slopes.square()
         # Coordinates that all options share stay as they are.
         free = spread > TINY * spread.sum()
-        sure = spread[free].reciprocal()
+        sure = spread[free].reciprocal()[:, None].repeat(1, count)
+        center = self.fixed + mean
+        if held is not None:
+            center[at] = self._inputs(held)[at]
+            sure[:, at] *= HELD
         belief = _Belief(
-            self.fixed + mean,
+            center.clone(),
             torch.zeros_like(self.fixed),
             self._scale(),
         )
@@ -272,8 +278,8 @@ class Fit:
         for k in range(COOLING + SETTLING):
             cold = hot ** (min(k / COOLING, 1.0) - 1)
             curve, pull = self._moments(belief, self.precision * cold)
-            wide = curve[free] + torch.diag_embed(sure[:, None].expand(-1, count))
-            along = pull[free] + (sure * mean[free])[:, None]
+            wide = curve[free] + torch.diag_embed(sure)
+            along = pull[free] + sure * center[:, free].T
             blur = _inverse(wide)
             belief.inputs[:, free] = (blur @ along[:, :, None])[:, :, 0].T
             belief.blur[:, free] = blur.diagonal(dim1=1, dim2=2).T
@@ -393,13 +399,17 @@ class Fit:
             rows[:, block.start] = first + (last - first) * places[:, k]
         return self.views[0].domain.hard(rows)
 
+    def _inputs(self, rows: Tensor) -> Tensor:
+        """(count, d) what the layer gets from rows (count, n), with 1 for its bias."""
+        inputs = linear_inputs(self.row.task, rows)[self.views[0].name]
+        rest = self.gradient.shape[1] - inputs.shape[1]
+        return torch.cat([inputs, inputs.new_ones(len(rows), rest)], 1)
+
     def cost(self, rows: Tensor) -> tuple[float, float]:
         """The negative log posterior of rows (count, n) up to a constant, lower for better ones,
         and the share of the gradient's size that they leave.
         """
-        inputs = linear_inputs(self.row.task, rows)[self.views[0].name]
-        width = self.gradient.shape[1]
-        inputs = torch.cat([inputs, inputs.new_ones(len(rows), width - inputs.shape[1])], 1)
+        inputs = self._inputs(rows)
         still = torch.zeros_like(inputs)
         delta, spread = self._deltas(
             inputs,
