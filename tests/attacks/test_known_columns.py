@@ -235,6 +235,20 @@ def test_where_all_columns_are_explained_nothing_is_fitted(german, monkeypatch):
     attacked(seen(german.domain, german.inputs[:4], "", GaussianNoise(0.01)))
 
 
+def test_rows_that_are_held_show_the_others(german):
+    rows = german.inputs[:8].double()
+    public = german.batch(torch.arange(300, 800))
+    names = ",".join(column.name for column in german.domain.columns[:2])
+    observation = seen(german.domain, rows.float(), names, GaussianNoise(0.0003), public)
+    fit = fitted(observation, german.domain)
+    held = torch.arange(8) != 4
+    alone, shown = fit.rows(), fit.rows(rows, held)
+    assert torch.equal(fit.rows(rows.flip(0), torch.zeros(8).bool()), alone)
+    scores = [german.domain.score(rows, one) for one in (alone, shown)]
+    assert scores[0][4] < 50
+    assert scores[1].min() > 80
+
+
 @pytest.mark.parametrize(
     ("unit", "at", "places"), [(Unit.COHORT, 0, [0, 1, 2, 3, 4]), (Unit.CLIENT, 1, [2, 3, 4])]
 )

@@ -91,7 +91,8 @@ class SpanDecoding(Attack):
 
     Who knows some columns searches, for each example, the rows with its known values. Known numbers
     fix coefficients, too. If noise or withheld entries leave a problem, rows are also fitted to the
-    gradient, of which known columns show each example's part. The likelier answer is an estimate.
+    gradient, of which known columns show each example's part, and a search without them is tried.
+    The likeliest answer is an estimate.
 
     Args:
         prefixes: the largest number of prefixes that the search keeps.
@@ -262,7 +263,8 @@ def decoded(
 ) -> Answer:
     """The answer for one row of the update, from the layer `seen`.
 
-    With known parts, rows that the span does not confirm are fitted to the gradient, too.
+    With known parts, if the span does not confirm the rows, a search without these parts and fits
+    to the gradient compete with them.
     """
     if row.is_zero:
         return Answer(prior_rows(row, seen.domain), VANISHED)
