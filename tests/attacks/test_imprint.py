@@ -12,7 +12,7 @@ from torch import nn
 
 from leakbound import data, models
 from leakbound.attacks.imprint import RobbingTheFed, _steps
-from leakbound.attacks.planted import in_front
+from leakbound.attacks.planted import GAIN, in_front
 from leakbound.client import example_gradients, forward
 from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import (
@@ -110,7 +110,7 @@ def test_thresholds_of_a_law(digits):
         attack = RobbingTheFed(bins=8, law=law, features=784, mean=0.0, std=1.0)
         task = attack.plant(task_of(digits, public=None, input_range=(-50.0, 50.0)))
         parts = task.unflatten(task.parameters)
-        scale = 8 * attack.gain
+        scale = 8 * GAIN
         found = (-parts["layer.bias"] * scale).double().numpy()
         np.testing.assert_allclose(found[1:], unit.ppf(np.arange(1, 8) / 8), rtol=1e-5, atol=1e-6)
         assert found[0] < -50

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.attacks.adaptive import undone
 from leakbound.attacks.base import Attack
 from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
@@ -20,6 +21,7 @@ from leakbound.attacks.planted import (
     Front,
     PixelPrior,
     caught,
+    gain_for,
     in_front,
     placed,
     planted_task,
@@ -61,7 +63,7 @@ class RobbingTheFed(Attack):
             the public images. With them and `features`, no public image is needed.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
             noise that does not scale with a clip norm; a smaller one keeps the bins in place over
-            local steps.
+            local steps. None: 100, or 1e-4 if the client trains by Adam or its kin.
         frequency: the frequency of the cosine.
         seed: the seed of the random measurement.
         features: the number of values of one input; None: that of the public images.
@@ -91,7 +93,7 @@ class RobbingTheFed(Attack):
     bins: int = 128
     measure: str = "mean"
     law: str = "public"
-    gain: float = 100.0
+    gain: float | None = None
     frequency: int = 32
     seed: int = 0
     features: int | None = None
@@ -102,7 +104,7 @@ class RobbingTheFed(Attack):
         check.count(bins=self.bins, frequency=self.frequency)
         check.one_of(MEASURES, measure=self.measure)
         check.one_of(LAWS, law=self.law)
-        check.positive(gain=self.gain)
+        check.given(check.positive, gain=self.gain)
         check.given(check.count, features=self.features)
         if self.mean is None and self.std is None:
             return
@@ -118,7 +120,9 @@ class RobbingTheFed(Attack):
         missing.
         """
         layer = self._layer(task)
-        return task if layer is None else in_front(task, *layer, self.gain, "imprint")
+        return (
+            task if layer is None else in_front(task, *layer, gain_for(task, self.gain), "imprint")
+        )
 
     def _layer(self, task: Task) -> tuple[Tensor, Tensor] | None:
         """Weight (bins, N) and bias (bins,), None if the data to build them is missing."""
@@ -141,6 +145,7 @@ class RobbingTheFed(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = undone(observation)
         return self._read(observation, planted_task(observation, "imprint"))
 
     def _read(self, observation: Observation, task: Task) -> Reconstruction:
@@ -282,9 +287,10 @@ class Loki(RobbingTheFed):
         if layer is None or task.public is None or task.public.inputs.ndim != 4:
             return [task] * clients
         shape = task.public.inputs.shape[1:]
-        model = Routed(shape, clients, self.bins, self.gain, task.model)
+        gain = gain_for(task, self.gain)
+        model = Routed(shape, clients, self.bins, gain, task.model)
         # The scale of `in_front`: the image is brightened by a mean over units, for any gain.
-        block = torch.cat([layer[0], layer[1][:, None]], 1) / (self.gain * self.bins)
+        block = torch.cat([layer[0], layer[1][:, None]], 1) / (gain * self.bins)
         planted = []
         for client in range(clients):
             kernels = torch.zeros(clients, shape[0] + 1, shape[0], 3, 3)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.attacks.adaptive import undone
 from leakbound.attacks.base import Attack
 from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
     Caught,
     PixelPrior,
     caught,
+    gain_for,
     in_front,
     planted_task,
 )
@@ -50,7 +52,7 @@ class TrapWeights(Attack):
         expected: the batch size that the tuning targets.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
             noise that does not scale with a clip norm; a smaller one keeps the rows in place over
-            local steps.
+            local steps. None: 100, or 1e-4 if the client trains by Adam or its kin.
         seed: the seed of the rows.
         features: number of input values; None: that of the public images.
 
@@ -73,13 +75,13 @@ class TrapWeights(Attack):
     rows: int = 256
     scale: float | None = None
     expected: int = 8
-    gain: float = 100.0
+    gain: float | None = None
     seed: int = 0
     features: int | None = None
 
     def __post_init__(self) -> None:
         check.count(rows=self.rows, expected=self.expected)
-        check.positive(gain=self.gain)
+        check.given(check.positive, gain=self.gain)
         check.given(check.positive, scale=self.scale)
         check.given(check.count, features=self.features)
 
@@ -106,13 +108,14 @@ class TrapWeights(Attack):
             scale = ratio.clamp(1e-3, 1e3)[:, None]
         weight = torch.where(negative, -size, scale * size) / features**0.5
         # The bias moves the lowest value to 0, for which the rows were tuned.
-        return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
+        return in_front(task, weight, -low * weight.sum(1), gain_for(task, self.gain), "trap")
 
     def __call__(
         self,
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = undone(observation)
         task = planted_task(observation, "trap")
         prior = PixelPrior.of(observation)
         images = []
