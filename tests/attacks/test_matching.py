@@ -158,7 +158,7 @@ def test_total_variation_wants_images_or_series():
     task = Task.of(nn.Linear(5, 3), classes=3)
     rows = torch.ones(1, 18)
     update = _observation_of(task, rows)
-    with pytest.raises(NotApplicable, match=r"needs images .* or series .* is \(5,\)"):
+    with pytest.raises(NotApplicable, match=r"needs images .* or series, .* is \(5,\)"):
         GradientMatching(steps=2, total_variation=0.1)(update, stream(0))
     inverting_gradients(2)(update, stream(0))
 

@@ -200,12 +200,12 @@ def test_the_command_line_names_an_optimizer(tmp_path, capsys, monkeypatch):
     before, after, _ = trained("RMSprop", 1e-3)
     for name, named in (("before", before), ("after", after)):
         tensors.write(tmp_path / f"{name}.safetensors", named)
-    (tmp_path / "own_net.py").write_text(
+    (tmp_path / "named_net.py").write_text(
         "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), "
         "nn.Linear(144, 200), nn.ReLU(), nn.Linear(200, 10))\n"
     )
     monkeypatch.chdir(tmp_path)
-    words = "attack --update after.safetensors --before before.safetensors --model own_net:build"
+    words = "attack --update after.safetensors --before before.safetensors --model named_net:build"
     words += " --input-shape 1,12,12 --batch-size 1 --attack sign_inversion --optimizer rmsprop"
     with pytest.raises(SystemExit):
         cli.main([*words.split(), "--learning-rate", "0.001"])

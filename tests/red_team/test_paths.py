@@ -295,12 +295,15 @@ def certificates(view, digits, seeds):
     return all_, wrong, layers
 
 
+# A model that traces itself reads the gradient of an input that a search follows.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_no_input_is_certified_behind_a_path_that_changes_it(name, digits):
     assert certificates(ADVERSARIES[name], digits, range(1))[:2] == (0, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_no_wrong_certificate_in_a_thousand_updates(name, digits):
     """34 updates of each of 31 models: 1,054."""

@@ -46,7 +46,7 @@ class SignInversion(Attack):
         >>> batch = torch.tensor([0.0, 0.7] * 8).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> plan = lb.LocalPlan(3, 1e-3, optimizer="adam")
         >>> found = lb.simulate(model, batch, attack=SignInversion(), plan=plan).reconstruction
-        >>> torch.equal(found.inputs > 0, batch[0] > 0)
+        >>> torch.equal(found > 0, batch[0] > 0)
         True
     """
 
