@@ -77,7 +77,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 SGD = {"sgd"}
-KIN = {"equal", "adaptive"}
+LIKE_ADAM = {"equal", "adaptive"}
 KINDS: dict[str, tuple[Make, Sequence[float], set[str]]] = {
     "SGD": (lambda p, lr: torch.optim.SGD(p, lr), (1.0, 0.1, 0.01), SGD),
     "SGD, momentum .9": (lambda p, lr: torch.optim.SGD(p, lr, 0.9), (0.1, 0.01), SGD),
@@ -86,21 +86,21 @@ KINDS: dict[str, tuple[Make, Sequence[float], set[str]]] = {
         (0.1, 0.01),
         SGD,
     ),
-    "Adam": (lambda p, lr: torch.optim.Adam(p, lr), (1e-2, 1e-3, 1e-4), KIN),
+    "Adam": (lambda p, lr: torch.optim.Adam(p, lr), (1e-2, 1e-3, 1e-4), LIKE_ADAM),
     "Adam, decay .0001": (
         lambda p, lr: torch.optim.Adam(p, lr, weight_decay=1e-4),
         (1e-3, 1e-4),
-        KIN,
+        LIKE_ADAM,
     ),
     "AdamW, decay .01": (
         lambda p, lr: torch.optim.AdamW(p, lr, weight_decay=0.01),
         (1e-3, 1e-4),
-        KIN,
+        LIKE_ADAM,
     ),
-    "RMSprop": (lambda p, lr: torch.optim.RMSprop(p, lr), (1e-2, 1e-3), KIN),
-    "Adagrad": (lambda p, lr: torch.optim.Adagrad(p, lr), (1e-1, 1e-2), KIN),
-    "Lion": (Lion, (1e-3, 1e-4), KIN),
-    "LAMB": (Lamb, (1e-2, 1e-3), {*KIN, "layer-wise"}),
+    "RMSprop": (lambda p, lr: torch.optim.RMSprop(p, lr), (1e-2, 1e-3), LIKE_ADAM),
+    "Adagrad": (lambda p, lr: torch.optim.Adagrad(p, lr), (1e-1, 1e-2), LIKE_ADAM),
+    "Lion": (Lion, (1e-3, 1e-4), LIKE_ADAM),
+    "LAMB": (Lamb, (1e-2, 1e-3), {*LIKE_ADAM, "layer-wise"}),
 }
 """How each optimizer is made, its learning rates, and the families that name it rightly.
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import leakbound
 from leakbound import cli, tensors
 from leakbound.captured import obstacles
+from leakbound.core import Observation, Task, Unit, Update
+from leakbound.domains import TokenDomain
 
 from .test_optimizer import SHAPE, attacked, trained
 
@@ -52,17 +55,21 @@ def test_halves_are_named():
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
-        ("SGD", {"steps": 6}, "perceptron, digits; SGD; 5 local steps; batch 4"),
-        ("RMSprop", {"steps": 1}, "perceptron, digits; RMSprop; 1 local step; batch 4"),
-        ("AdamW", {"steps": 30}, "perceptron, digits; AdamW, decay .01; 20 local steps; batch 4"),
+        ("SGD", {"steps": 6}, "perceptron, digits, untrained; SGD; 5 local steps; batch 4"),
+        ("RMSprop", {"steps": 1}, "perceptron, digits, untrained; RMSprop; 1 local step; batch 4"),
+        (
+            "AdamW",
+            {"steps": 30},
+            "perceptron, digits, untrained; AdamW, decay .01; 20 local steps; batch 4",
+        ),
     ],
 )
-def test_the_most_similar_measured_update_is_told(name, given, says):
+def test_the_nearest_measured_update_is_named(name, given, says):
     rule = {"optimizer": name.lower(), "learning_rate": 1e-3, "weight_decay": 0.0}
     before, after, batch = trained(name, 1e-3, count=3, **given)
     outcome = attacked(before, after, batch, **rule, **given)
     assert says in info_of(outcome).measured
-    assert "A low share is no protection" in info_of(outcome).measured
+    assert "a low share is no protection" in info_of(outcome).measured
 
 
 def test_the_package_holds_the_rows_of_the_page():
@@ -94,10 +101,10 @@ def test_the_terminal_and_the_page_say_it(tmp_path, capsys, monkeypatch):
     shown = " ".join(capsys.readouterr().out.split())
     assert "distance: the best attack reaches" in shown
     assert "What stands between after.safetensors and an answer" in shown
-    assert "Measured on the most similar updates" in shown
+    assert "The nearest measured updates" in shown
     page = (tmp_path / "out/report.html").read_text("utf-8")
     assert "What stands between this update and an answer" in page
-    assert "Measured on the most similar updates" in page
+    assert "The nearest measured updates" in page
 
 
 def test_labels_by_signs_are_those_that_occur():
@@ -105,3 +112,14 @@ def test_labels_by_signs_are_those_that_occur():
     outcome = attacked(before, after, batch, learning_rate=1e-3)
     labels = outcome.inferred[0].labels
     assert torch.equal(labels, batch.labels.sort().values)
+
+
+def test_kinds_that_nobody_measured_have_no_near_update():
+    domain = TokenDomain(9, 4)
+    words = nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(24, 9))
+    task = Task.of(words, domain=domain)
+    update = Update(torch.ones(1, len(task.parameters)), Unit.CLIENT, (1,))
+    assert obstacles._nearest(Observation(update, task, (1,), (4,)), decays=False) is None
+    series = Task.of(nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(4, 2)))
+    update = Update(torch.ones(1, len(series.parameters)), Unit.CLIENT, (1,))
+    assert obstacles._nearest(Observation(update, series, (1,), (1, 4)), decays=False) is None

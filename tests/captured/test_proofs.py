@@ -291,7 +291,7 @@ def test_a_true_batch_size_is_taken_from_any_optimizer(name, digits):
     _, notes, _ = of(outcome)
     assert outcome.records[0].batch_size == 4
     if name == "adam":  # whose sizes show it: no rank is read from signs
-        assert of(outcome)[0]["optimizer"].value == "Adam or its kin"
+        assert of(outcome)[0]["optimizer"].value == "Adam or similar"
         return
     assert "float16 or mixed precision, Adam, weight decay or undeclared noise would" in notes
 

@@ -7,15 +7,23 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from leakbound._util.results import LISTED, Fact
 from leakbound.assess.sentences import ordered
 from leakbound.attacks.analytic import first_layer
+from leakbound.attacks.rounding import stored_type, unit_of
 from leakbound.core import Batch, Exact, NotApplicable, Observation, Reconstruction
 from leakbound.domains import Domain
 from leakbound.domains.known import LABEL
 from leakbound.engines.path import NoPath, path_to
 
+FAINTEST = 1000.0
+"""A value of 0 is stated if one of this share of a row's largest value would have moved a weight by
+a unit in the last place. In bfloat16, small gradients leave weights as they were.
+"""
+STEPS = 8.0
+"""The same for optimizers that move weights by equal sizes, whatever the gradient."""
 ZEROS = "every example changes the first layer, and the client withholds no entries"
 
 
@@ -23,8 +31,9 @@ def zero_values(observation: Observation) -> Fact | None:
     """The values that are 0 in all examples: their weights in the first layer have no gradient.
 
     It holds for SGD and Adam, for any loss and any number of local steps. Values that are 0 in all
-    public examples say nothing new and are left out. None if the layer is not linear, if the model
-    may change the example before it, if noise or a mask covers it, or if all or no values are 0.
+    public examples say nothing new and are left out, as are those whose small gradients the
+    rounding of stored weights would hide. None if the layer is not linear, if the model may change
+    the example before it, if noise or a mask covers it, or if all or no values are 0.
 
     Assumptions: no weight decay, which changes all weights; then no value is named.
 
@@ -49,7 +58,13 @@ def zero_values(observation: Observation) -> Fact | None:
     if bool(zero.all()):
         return None
     # A column of weights that are all 0 may be pruned, and its gradient withheld.
-    zero = zero & (task.tensors()[weight] != 0).any(0)
+    held = task.tensors()[weight]
+    zero = zero & (held != 0).any(0)
+    stored = held
+    if observation.sent is not None:
+        stored = task.unflatten(observation.sent[0])[weight]
+    visible = FAINTEST if task.plan.is_sum else STEPS
+    zero = zero & (_clear(rows * task.plan.learning_rate, held, stored) >= visible)
     zero = torch.zeros_like(zero).index_put((path.index.to(zero.device),), zero)
     public = observation.auxiliary
     if public is not None and public.inputs.shape[1:] == observation.input_shape:
@@ -67,6 +82,15 @@ def zero_values(observation: Observation) -> Fact | None:
         count=count,
         assumes=ZEROS,
     )
+
+
+def _clear(change: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """(N,) by how many units in the last place the weights of each column might have moved: the
+    largest move of a row, over the unit at this row's weight in the column.
+    """
+    moved = change.abs().amax((0, 2)).double()
+    units = [unit_of(weights, stored_type(weights)) for weights in (before, after)]
+    return (moved[:, None] / torch.maximum(*units)).amax(0)
 
 
 def facts_of(

@@ -63,7 +63,7 @@ class RobbingTheFed(Attack):
             the public images. With them and `features`, no public image is needed.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
             noise that does not scale with a clip norm; a smaller one keeps the bins in place over
-            local steps. None: 100, or 1e-4 if the client trains by Adam or its kin.
+            local steps. None: 100, or 1e-4 if the client trains by Adam or similar.
         frequency: the frequency of the cosine.
         seed: the seed of the random measurement.
         features: the number of values of one input; None: that of the public images.

@@ -73,7 +73,7 @@ def takes_numbers(task: Task) -> bool:
 
 GAIN = 100.0
 SMALL_GAIN = 1e-4
-"""The default gains after SGD, and after a step of Adam or its kin, whose epsilon shows the sizes
+"""The default gains after SGD, and after a step of Adam or similar, whose epsilon shows the sizes
 of small gradients: at 1e-2 to 1e-6, 15 or 16 of 16 digits were read, at 100 none.
 """
 

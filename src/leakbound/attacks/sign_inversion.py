@@ -13,8 +13,8 @@ from leakbound.attacks.blind import answered, public_examples
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
 
 ABOUT = (
-    "only zeros and signs of the inputs are known (for normalized images, a picture of two tones): "
-    "their sizes are typical ones"
+    "it shows zeros and signs of the inputs (of normalized images, a picture of two tones): their "
+    "sizes are typical ones"
 )
 
 
@@ -22,11 +22,14 @@ ABOUT = (
 class SignInversion(Attack):
     """Read which inputs of one example are zero, and the signs of the others.
 
-    Row i of the first linear layer's gradient is dL/db_i times the input. Adam and its kin keep the
-    sign of each entry, and leave an entry at zero that has no gradient: an input of zero leaves a
-    column of zeros, and the sign of an input is that of its column times those of the bias. The
-    rows vote. This also holds after several steps while dL/db_i keeps its sign, and for sign
-    compression.
+    Row i of the first linear layer's gradient is dL/db_i times the input. Adam and similar
+    optimizers keep the sign of each entry, and leave an entry at zero that has no gradient: an
+    input of zero leaves a column of zeros, and the sign of an input is that of its column times
+    those of the bias. The rows vote. This also holds after several steps while dL/db_i keeps its
+    sign, and for sign compression.
+
+    Where weights are stored in bfloat16, small gradients leave them as they were and look like
+    zeros.
 
     The size of an input is that of a typical one of its sign: the mean over public examples, or the
     middle between zero and the end of the range.

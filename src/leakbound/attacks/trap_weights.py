@@ -52,7 +52,7 @@ class TrapWeights(Attack):
         expected: the batch size that the tuning targets.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
             noise that does not scale with a clip norm; a smaller one keeps the rows in place over
-            local steps. None: 100, or 1e-4 if the client trains by Adam or its kin.
+            local steps. None: 100, or 1e-4 if the client trains by Adam or similar.
         seed: the seed of the rows.
         features: number of input values; None: that of the public images.
 

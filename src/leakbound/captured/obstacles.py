@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 
 import torch
+from torch import nn
 
 from leakbound.assess.record import ObstacleInfo
 from leakbound.attacks.analytic import first_layer
@@ -90,16 +91,16 @@ def _most_values(capture: Capture) -> torch.dtype:
 
 
 def measured(inferred: InferredContext) -> str | None:
-    """What was reconstructed from the most similar updates of a measured table."""
+    """What was reconstructed from the nearest updates of a measured table; None if none is near."""
     row = _nearest(inferred.observation, decays=inferred.decay is not None)
     if row is None:
         return None
     name, rule, steps, batch, right, exposed, facts = row
     step = "1 local step" if steps == "1" else f"{steps} local steps"
     return (
-        f"Measured on the most similar updates ({name}; {rule}; {step}; batch {batch}): "
+        f"The nearest measured updates ({name}, untrained; {rule}; {step}; batch {batch}): "
         f"{right} examples were reconstructed, {exposed} updates exposed, {facts} revealed facts. "
-        "A low share is no protection."
+        "Other models may leak more, and a low share is no protection."
     )
 
 
@@ -110,13 +111,14 @@ def _table() -> tuple[tuple[str, ...], ...]:
 
 
 def _nearest(seen: Observation, *, decays: bool) -> tuple[str, ...] | None:
-    """The row of the same kind of model and optimizer whose steps and batch are nearest."""
+    """The row of the same kind of model and optimizer whose steps and batch are nearest.
+
+    None for kinds of models that are not in the table, such as those of text.
+    """
     plan = seen.task.plan
-    kind = "convolutions"
-    with suppress(NotApplicable):
-        first_layer(seen.task, seen.input_shape)
-        domain = seen.task.domain
-        kind = LINEAR.get("" if domain is None else domain.name, "perceptron, digits")
+    kind = _kind(seen)
+    if kind is None:
+        return None
     if plan.optimizer == "sgd":
         rule = "SGD, decay" if decays else "SGD"
     else:
@@ -132,3 +134,15 @@ def _nearest(seen: Observation, *, decays: bool) -> tuple[str, ...] | None:
         return steps + abs(math.log(seen.examples / int(row[3])))
 
     return min(rows, key=distance, default=None)
+
+
+def _kind(seen: Observation) -> str | None:
+    """What the table calls this kind of model and data."""
+    domain = seen.task.domain
+    if domain is not None and not domain.dtype.is_floating_point:
+        return None
+    with suppress(NotApplicable):
+        first_layer(seen.task, seen.input_shape)
+        return LINEAR.get("" if domain is None else domain.name, "perceptron, digits")
+    convolves = any(isinstance(layer, nn.Conv2d) for layer in seen.task.model.modules())
+    return "convolutions" if convolves else None

@@ -1,8 +1,8 @@
 """Which optimizer an update shows, by the sizes of its entries.
 
-Adam and its kin divide every entry of the gradient by its own size: one step from a fresh state
-moves all of them by the learning rate, and several steps by few rates. The entries of a gradient
-have many sizes: the largest is far above their root mean square, and layers differ.
+Adam and similar optimizers divide every entry of the gradient by its own size: one step from a
+fresh state moves all of them by the learning rate, and several steps by few rates. The entries of a
+gradient have many sizes: the largest is far above their root mean square, and layers differ.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from leakbound.attacks.adaptive import first_step
 from leakbound.core import LocalPlan, Task
 
 Family = Literal["sgd", "equal", "layer-wise", "adaptive"]
-KIN = "Adam or another optimizer that divides gradients by their size"
+LIKE_ADAM = "Adam or another optimizer that divides gradients by their size"
 NAMES: Mapping[Family, str] = {
     "sgd": "SGD, with or without momentum",
-    "equal": f"{KIN}, in one step or in several of one direction",
-    "layer-wise": f"{KIN}, with a rate for each tensor as in LAMB",
-    "adaptive": KIN,
+    "equal": f"{LIKE_ADAM}, in one step or in several of one direction",
+    "layer-wise": f"{LIKE_ADAM}, with a rate for each tensor as in LAMB",
+    "adaptive": LIKE_ADAM,
 }
 CLEAR = 100.0
 """An entry counts from this many roundings on."""
@@ -37,7 +37,10 @@ The gradient of a layer with two outputs has two rows of equal sizes, and inputs
 make the sizes of a row equal, so a few lines may look like a step of Adam.
 """
 TENSORS = 3
-"""The fewest tensors that show several steps, or a rate for each tensor."""
+MATRICES = 2
+"""The fewest tensors that show several steps, or a rate for each tensor, and for several steps the
+fewest matrices with `LINES`: with one hidden layer and one output, SGD on one-hot rows looks alike.
+"""
 EQUAL = 0.01
 SHARE = 0.5
 """From this share of entries that are within `EQUAL` of the largest, they have one size."""
@@ -50,7 +53,7 @@ FLAT = 2.7
 """An adaptive optimizer: no tensor's largest entry over its root mean square is above this."""
 PEAKED = 6.0
 LOW = 0.75
-"""SGD: some tensor's largest entry over its root mean square is above this, and the rank of a
+"""SGD: some matrix's largest entry over its root mean square is above this, and the rank of a
 matrix below this share of its shape.
 """
 ROUND = 1e-3
@@ -84,7 +87,7 @@ class Trace:
     @property
     def taken(self) -> str:
         """What attacks take it for."""
-        return "SGD" if self.family == "sgd" else "Adam or its kin"
+        return "SGD" if self.family == "sgd" else "Adam or similar"
 
     def steps(self, plan: LocalPlan, rate: float) -> int:
         """How many steps of the plan's optimizer the largest change is likely to be."""
@@ -190,18 +193,21 @@ def _judged(tensors: list[_Sizes]) -> Trace | None:
             f"largest{of}, {max(tops):.4g}",
             max(tops),
         )
-    if peak <= FLAT and level <= UNLIKE and several:
+    matrices = [one for one in tensors if one.matrix]
+    if peak <= FLAT and level <= UNLIKE and several and len(matrices) >= MATRICES:
         return Trace(
             "adaptive",
             f"no entry of {count:,} is above {peak:.2g} times its tensor's root mean square, and "
             f"{len(tensors)} tensors have about the same largest entry, {max(tops):.4g}",
             max(tops),
         )
-    rank = min(one.rank for one in tensors)
+    # Biases that few examples move have peaks after steps of Adam, too.
+    peak = max(one.peak for one in matrices)
+    rank = min(one.rank for one in matrices)
     if peak >= PEAKED and rank <= LOW:
         return Trace(
             "sgd",
-            f"entries reach {peak:.3g} times their tensor's root mean square, and a matrix has "
+            f"entries reach {peak:.3g} times their matrix's root mean square, and a matrix has "
             f"{rank:.0%} of its largest rank",
             max(tops),
         )

@@ -25,9 +25,10 @@ from leakbound._util.text import digest, plain
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
-from leakbound.attacks import Attack, AttributeFilter, FedAvgMatching
+from leakbound.attacks import Attack, AttributeFilter, FedAvgMatching, LinearInversion
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.matching.cost import StepCost
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
@@ -711,7 +712,10 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
     if spec.name == "fed_avg_matching":
         settings = {"local_steps": inferred.observation.task.plan.steps, **settings}
     built: Attack = registry.build("attack", spec.name, settings)
-    if isinstance(built, FedAvgMatching | AttributeFilter) and not inferred.rate_known:
+    trains = isinstance(built, FedAvgMatching | AttributeFilter)
+    if not inferred.observation.task.plan.is_sum:  # the rate is in the sizes of such steps
+        trains = trains or isinstance(built, LinearInversion | MatchingSettings)
+    if trains and not inferred.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")
     return built
 

@@ -329,11 +329,15 @@ class ImageDomain(NumberDomain):
         guess: Tensor,
         baseline: Tensor | None = None,
     ) -> Fields:
-        """Pictures of both; values if an image is a single line."""
+        """Pictures of both; values if an example is a single line."""
         if min(self.shape[1:]) == 1:
             return super().fields(truth, guess)
-        shown = {} if truth is None else {"truth": truth}
-        return Fields(pictures={**shown, "reconstruction": guess})
+        shown = {} if truth is None else {"truth": self.slices(truth)}
+        return Fields(pictures={**shown, "reconstruction": self.slices(guess)})
+
+    def slices(self, examples: Tensor) -> Tensor:
+        """The picture (N, C, H, W) of each example."""
+        return examples
 
 
 @dataclass(frozen=True)
@@ -349,24 +353,12 @@ class VolumeDomain(ImageDomain):
     name = "volumes"
     noun = "volume"
 
-    def fields(
-        self,
-        truth: Tensor | None,
-        guess: Tensor,
-        baseline: Tensor | None = None,
-    ) -> Fields:
-        """The middle slices of both; values if a volume has fewer than three axes."""
-        if min(self.shape[1:]) == 1:
-            return NumberDomain.fields(self, truth, guess)
-        shown = {} if truth is None else {"truth": self.slices(truth)}
-        return Fields(pictures={**shown, "reconstruction": self.slices(guess)})
-
-    def slices(self, volumes: Tensor) -> Tensor:
+    def slices(self, examples: Tensor) -> Tensor:
         """The middle slices along each axis, one below the other: (N, C, H + 2 D, max(W, H)).
 
         What a slice is narrower than the widest is filled with the lowest value.
         """
-        middle = [volumes.select(axis, volumes.shape[axis] // 2) for axis in (2, 3, 4)]
+        middle = [examples.select(axis, examples.shape[axis] // 2) for axis in (2, 3, 4)]
         width = max(part.shape[-1] for part in middle)
         low = self.input_range[0]
         padded = [

@@ -51,7 +51,7 @@ KINDS = {
     "attribute": ("attribute", "attributes"),
     "words": ("word", "words"),
     "levels": ("column’s levels", "columns’ levels"),
-    "zero values": ("set of zero values", "sets of zero values"),
+    "zero values": ("set of values that are 0", "sets of values that are 0"),
     "classes": ("set of classes", "sets of classes"),
     "batch statistics": ("layer’s batch statistics", "layers’ batch statistics"),
 }
@@ -157,8 +157,12 @@ def named_in_short(rows: Sequence[Configuration]) -> str:
 
 
 def _distinct(assessments: Iterable[Assessment]) -> list[Fact]:
-    facts = {(fact.kind, fact.subject): fact for a in assessments for fact in counted(a.facts)}
-    return ordered(facts.values())
+    def key(fact: Fact) -> tuple[object, ...]:
+        # Every batch has zeros of its own; words and levels of several batches count once.
+        own = fact.items if fact.kind == "zero values" else ()
+        return fact.kind, fact.subject, own
+
+    return ordered({key(fact): fact for a in assessments for fact in counted(a.facts)}.values())
 
 
 def attacked_rounds(run: Run, names: Names) -> list[str]:
