@@ -39,7 +39,8 @@ make the sizes of a row equal, so a few lines may look like a step of Adam.
 TENSORS = 3
 MATRICES = 2
 """The fewest tensors that show several steps, or a rate for each tensor, and for several steps the
-fewest matrices with `LINES`: with one hidden layer and one output, SGD on one-hot rows looks alike.
+fewest matrices with `LINES`: with one hidden layer and one output, SGD on one-hot rows looks the
+same.
 """
 EQUAL = 0.01
 SHARE = 0.5
