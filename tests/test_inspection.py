@@ -302,8 +302,8 @@ def inside(task, attack):
     flat = task.parameters.clone()
     own = task.unflatten(flat)
     units = len(own["1.weight"])
-    own["1.weight"].copy_(parts["layer.weight"] * attack.gain * units)
-    own["1.bias"].copy_(parts["layer.bias"] * attack.gain * units)
+    own["1.weight"].copy_(parts["layer.weight"] * front.model.gain * units)
+    own["1.bias"].copy_(parts["layer.bias"] * front.model.gain * units)
     own["3.weight"].copy_(own["3.weight"][:, :1].expand_as(own["3.weight"]))
     return task.with_parameters(flat)
 

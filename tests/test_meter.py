@@ -198,9 +198,9 @@ def inside_an_mlp(task, attack, *, shuffle=True):
     own = task.unflatten(flat)
     units = len(own["1.weight"])
     order = torch.randperm(units, generator=stream(0, "order"))
-    factor = 4 ** (2 * uniform((units,), stream(0, "factor")) - 1) * attack.gain * units
+    factor = 4 ** (2 * uniform((units,), stream(0, "factor")) - 1) * front.model.gain * units
     if not shuffle:
-        order, factor = torch.arange(units), torch.full((units,), attack.gain * units)
+        order, factor = torch.arange(units), torch.full((units,), front.model.gain * units)
     own["1.weight"].copy_(parts["layer.weight"][order] * factor[:, None])
     own["1.bias"].copy_(parts["layer.bias"][order] * factor)
     own["3.weight"].copy_(own["3.weight"][:, :1].expand_as(own["3.weight"]))
