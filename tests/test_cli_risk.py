@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from leakbound import data
+from leakbound.bounds.counting import PublicSample
 from leakbound.cli import main
 from leakbound.risk import TrainingSetting, calibrate_setting
 
@@ -485,6 +486,12 @@ def test_calibrate_for_the_gain_on_one_column(capsys):
     assert "noise_multiplier = 3.979" in shown
     assert "One fixed answer gives foreign_worker for 0.9" in shown
     assert "This holds for foreign_worker of every person" in shown
+
+
+def test_a_wrong_known_column_is_refused_before_counting(capsys, monkeypatch):
+    monkeypatch.setattr(PublicSample, "counts", lambda *given: pytest.fail("counted"))
+    assert call("bound", "--noise-multiplier", 1, "--data", "german", "--known", "foreigner") == 2
+    assert "foreigner" in capsys.readouterr().err
 
 
 def test_calibrate_for_an_intruder_names_what_they_know(capsys):

@@ -116,7 +116,7 @@ def test_counts_of_digits(digits):
     assert [(found[p].most, found[p].how) for p in found] == [
         *((103, "medoid"), (7, "exact"), (3, "exact"))
     ]
-    near = balls.neighbors(SquaredError().among(digits[0]), 4 * eta(25.5))[0]
+    near = balls.neighbors(SquaredError().among(digits[0]), 4 * eta(25.5)).near
     assert max(map(len, near)) == 36
     assert all(found[25.5].each <= 7)
 
@@ -125,7 +125,6 @@ def test_too_many_pairs_leave_the_count_of_neighbors(monkeypatch):
     points = np.random.default_rng(0).random((60, 2))
     sharp = ball_counts(points, 0.01)
     monkeypatch.setattr(balls, "MOST_PAIRS", 100)
-    monkeypatch.setattr(counting, "MOST_PAIRS", 100)
     rough = ball_counts(points, 0.01)
     assert rough.how == "neighbors"
     assert rough.most >= sharp.most

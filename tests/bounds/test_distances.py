@@ -48,7 +48,7 @@ def test_counts_of_german_credit(k):
     codes, _ = sheet("german")
     assert codes.shape == (1000, 20)
     most, kappa, center = GERMAN[k]
-    near, _ = neighbors(plain(20).among(codes), 2 * (20 - k))
+    near = neighbors(plain(20).among(codes), 2 * (20 - k)).near
     assert max(map(len, near)) == most
     assert count_limit(most, 1000, confidence=0.99) == pytest.approx(kappa, rel=0.05)
     reached = (plain(20).apart(codes, codes) <= 20 - k).sum(1).max()
@@ -96,7 +96,7 @@ def test_no_candidate_matches_more_rows_than_counted(seed, level):
     codes = np.concatenate([numbers, levels], 1)
     distance = plain(3)
     near = neighbors(distance.among(codes), distance.reach(level))
-    found = counts_of(codes, level, *near, distance)
+    found = counts_of(codes, level, near, distance)
     most, each = best(codes, level)
     assert found.most >= most
     assert (found.each >= each).all()
@@ -109,7 +109,7 @@ def test_a_search_that_is_cut_off_leaves_a_bound(seed, monkeypatch):
     monkeypatch.setattr(balls, "CALLS", 2)
     codes = np.random.default_rng(seed).uniform(0, 4, (10, 3))
     distance = plain(3)
-    found = counts_of(codes, 1, *neighbors(distance.among(codes), 2), distance)
+    found = counts_of(codes, 1, neighbors(distance.among(codes), 2), distance)
     most, each = best(codes, 1)
     assert found.most >= most
     assert (found.each >= each).all()
@@ -126,10 +126,10 @@ def test_rows_around_a_candidate_always_fit(seed):
         row[draw.permutation(12)[:level]] += 100 * draw.random(level) + 3
     distance = plain(12)
     assert distance.fits(rows, level)(list(range(len(rows))))
-    near, apart = neighbors(distance.among(rows), distance.reach(level))
-    assert {len(own) for own in near} == {count}
-    assert min(line.mean() for line in apart) <= distance.mean(level)
-    assert counts_of(rows, level, near, apart, distance).most == count
+    nearby = neighbors(distance.among(rows), distance.reach(level))
+    assert {len(own) for own in nearby.near} == {count}
+    assert min(line.mean() for line in nearby.apart) <= distance.mean(level)
+    assert counts_of(rows, level, nearby, distance).most == count
 
 
 def test_the_widest_window_of_each_column():

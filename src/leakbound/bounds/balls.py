@@ -6,7 +6,7 @@ so that counts can only grow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,10 @@ MOST_PAIRS = 30_000_000
 SEARCHED = 24
 COLORED = 3_000_000
 CALLS = 20_000
+SHORT = 1_000
 """Largest count of a ball of squared errors, and number of neighbor pairs of other distances, for
-which balls are searched; number of balls after which a search ends."""
+which balls are searched; number of balls after which a search ends; number of
+examples up to which all are the bits of one number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +42,47 @@ class BallCounts:
     how: str
 
 
+@dataclass(frozen=True, eq=False)
+class Neighbors:
+    """The rows near each row, itself included, as `neighbors` finds them.
+
+    Attributes:
+        reach: the largest distance of the pairs that are kept.
+        near, apart: for each row the rows within `reach`, the nearest first, and their distances.
+        many: (n,) the numbers of rows within a longer reach, whose pairs are too many to keep.
+    """
+
+    reach: float
+    near: list[Array]
+    apart: list[Array]
+    many: dict[float, Array]
+
+    def holds(self, reach: float) -> bool:
+        """Whether the numbers of rows within this reach are known."""
+        return reach <= self.reach or reach in self.many
+
+    def degrees(self, reach: float) -> Array:
+        """(n,) the numbers of rows within a reach."""
+        if reach in self.many:
+            return self.many[reach]
+        return np.array([np.searchsorted(line, reach, "right") for line in self.apart])
+
+    def within(self, reach: float) -> tuple[list[Array], list[Array]]:
+        """`near` and `apart` of a reach that is kept."""
+        lists = zip(self.near, self.apart, self.degrees(reach).tolist(), strict=True)
+        pairs = [(indices[:count], line[:count]) for indices, line, count in lists]
+        return [indices for indices, _ in pairs], [line for _, line in pairs]
+
+
 def counts_of(
     rows: Array,
     level: float,
-    near: list[Array],
-    apart: list[Array],
+    nearby: Neighbors,
     distance: Distance,
 ) -> BallCounts:
     """Upper bounds on the number of examples that one candidate matches at a level.
 
-    `near` and `apart` are the `neighbors` within the distance's reach; `rows` are coded.
+    `nearby` holds the distance's reach at this level; `rows` are coded.
 
     Of squared errors: two examples in a ball of radius r lie within 2 r of each other, so 1 + the
     neighbors within 2 r bound its count. For K points in a ball, all squared distances sum to at
@@ -58,9 +91,11 @@ def counts_of(
 
     Source: this project; docs/errata.md, "Ours".
     """
-    degree = np.array([len(indices) for indices in near])
-    if degree.sum() > MOST_PAIRS:
+    reach = distance.reach(level)
+    degree = nearby.degrees(reach)
+    if reach in nearby.many:
         return BallCounts(degree, int(degree.max()), "neighbors")
+    near, apart = nearby.within(reach)
     medoid = np.array([_medoid(distances, distance.mean(level)) for distances in apart])
     each = np.minimum([medoid[indices].max() for indices in near], degree)
     most = int(each.max())
@@ -75,32 +110,47 @@ def counts_of(
 
 def neighbors(
     blocks: Iterable[Array],
-    reach: float,
-) -> tuple[list[Array], list[Array]]:
-    """The rows within `reach` of each row, itself included, and their distances, sorted.
+    *reaches: float,
+) -> Neighbors:
+    """The neighbors at several reaches, from one pass over the distances.
 
-    `blocks` are the rows of a matrix of distances, some at a time. With too many pairs only the
-    counts are right: the lists keep their lengths but hold no values.
+    `blocks` are the rows of a matrix of distances, some at a time. Pairs are kept at the longest
+    reach that has at most MOST_PAIRS of them; at longer ones rows are only counted.
     """
-    near = []
-    apart = []
+    shorter = sorted(reaches)
+    reach = shorter.pop()
+    near: list[Array] = []
+    apart: list[Array] = []
+    many: dict[float, list[int]] = {}
     pairs = 0
-    for line in (line for block in blocks for line in block):
-        inside = np.flatnonzero(line <= reach)
-        pairs += len(inside)
-        if pairs > MOST_PAIRS:
-            near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
-            continue
-        # Stable: equal distances must not depend on the machine.
-        order = inside[np.argsort(line[inside], kind="stable")]
-        near.append(order.astype(np.int32))
-        # Distances are rounded down, so equal examples may lie a little below 0.
-        apart.append(np.maximum(0, line[order]))
-    return near, apart
+    for block in blocks:
+        for line in block:
+            for length, counts in many.items():
+                counts.append(int(np.count_nonzero(line <= length)))
+            inside = np.flatnonzero(line <= reach)
+            # Stable: equal distances must not depend on the machine.
+            order = inside[np.argsort(line[inside], kind="stable")]
+            near.append(order.astype(np.int32))
+            # Distances are rounded down, so equal examples may lie a little below 0.
+            apart.append(np.maximum(0, line[order]))
+            pairs += len(order)
+        while pairs > MOST_PAIRS:
+            many[reach] = [len(indices) for indices in near]
+            # Below the shortest nothing is kept: distances are at least 0.
+            reach = shorter.pop() if shorter else -1.0
+            cut = [int(np.searchsorted(line, reach, "right")) for line in apart]
+            # Copies, so that the longer lists do not stay in memory.
+            near = [line[:count].copy() for line, count in zip(near, cut, strict=True)]
+            apart = [line[:count].copy() for line, count in zip(apart, cut, strict=True)]
+            pairs = sum(cut)
+    counted = {length: np.array(counts) for length, counts in many.items()}
+    return Neighbors(reach, near, apart, counted)
 
 
 def _medoid(apart: Array, mean: float) -> int:
     """The largest number of points in a ball whose medoid is this point."""
+    if len(apart) == 1:
+        return 1
     count = np.arange(1, len(apart) + 1)
     inside = np.cumsum(apart, dtype=float) <= count * mean
     return int(count[inside].max(initial=1))
@@ -120,54 +170,109 @@ def _search(
     """
     order = np.argsort([len(indices) for indices in near], kind="stable")
     place = np.argsort(order)
-    linked = [_bits(place[near[i]], len(near)) & ~(1 << at) for at, i in enumerate(order.tolist())]
-    later = [bits >> at + 1 << at + 1 for at, bits in enumerate(linked)]
-    each, caps = (np.array([1 + _colors(bits, linked) for bits in of]) for of in (linked, later))
+    linked = [np.sort(place[near[i]]) for i in order]
+    around = _surroundings(linked)
+    each = np.zeros(len(near), int)
+    caps = np.zeros(len(near), int)
+    for at, members in enumerate(linked):
+        if len(members) <= 2:
+            # Of a row alone or of a pair the graph is known: most rows of small classes.
+            each[at] = len(members)
+            caps[at] = (members >= at).sum()
+            continue
+        _, apart, neighbors, later = around(at)
+        each[at] = 1 + sum(1 for _ in _colors(neighbors, apart))
+        caps[at] = 1 + sum(1 for _ in _colors(later, apart))
     best = 1
     calls = 0
     # The largest possible ball first: then the others end at once.
     for first in np.argsort(-caps, kind="stable").tolist():
         if caps[first] <= best:
             break
-        stack = [([first], later[first])]
+        members, apart, _, later = around(first)
+        stack = [([first], later)]
         while stack:
             chosen, left = stack.pop()
             # Colors fall, so once one member fails the bound, all that follow fail too.
-            for other, colors in reversed(_colored(left, linked)):
+            for other, colors in reversed(_colored(left, apart)):
                 if len(chosen) + colors <= best:
                     break
                 calls += 1
                 if calls > CALLS:
                     return int(caps[first]), "colors", each[place]
                 left ^= 1 << other
-                if fits(order[[*chosen, other]].tolist()):
-                    best = max(best, len(chosen) + 1)
-                    stack.append(([*chosen, other], left & linked[other]))
+                named = [*chosen, int(members[other])]
+                if fits(order[named].tolist()):
+                    best = max(best, len(named))
+                    stack.append((named, left & ~apart[other]))
     return best, "exact", each[place]
 
 
-def _bits(members: Array, count: int) -> int:
-    """The members of a set of numbers below `count` as the bits of one number."""
-    held = np.zeros(count, bool)
-    held[members] = True
-    return int.from_bytes(np.packbits(held, bitorder="little").tobytes(), "little")
+def _surroundings(near: list[Array]) -> Callable[[int], tuple[Array, list[int], int, int]]:
+    """For a place in a graph, the graph of its neighbors, in numbers as short as they are few.
+
+    Args:
+        near: for each place its neighbors and itself, rising.
+
+    Returns:
+        For a place: the members of its graph, by member the bits of the others that it is not
+        linked to, the bits of the place's neighbors, and the bits of those of higher places.
+    """
+    count = len(near)
+    linked = np.zeros((count, (count + 7) // 8), np.uint8)
+    for place, members in enumerate(near):
+        line = np.zeros(count, bool)
+        line[members] = True
+        linked[place] = np.packbits(line, bitorder="little")
+    if count <= SHORT:
+        every = (1 << count) - 1
+        apart = [every & bits for bits in _numbers(~linked)]
+
+        def of_all(place: int) -> tuple[Array, list[int], int, int]:
+            neighbors = every & ~apart[place] & ~(1 << place)
+            return np.arange(count), apart, neighbors, neighbors >> place << place
+
+        return of_all
+
+    def of_neighbors(place: int) -> tuple[Array, list[int], int, int]:
+        members = near[place]
+        members = members[members != place]
+        bit = (1 << (members & 7)).astype(np.uint8)
+        free = linked.take(members, 0).take(members >> 3, 1) & bit == 0
+        neighbors = (1 << len(members)) - 1
+        lower = int(np.searchsorted(members, place))
+        apart = _numbers(np.packbits(free, axis=1, bitorder="little"))
+        return members, apart, neighbors, neighbors >> lower << lower
+
+    return of_neighbors
 
 
-def _colored(left: int, linked: list[int]) -> list[tuple[int, int]]:
-    """The members of a set, greedily colored, and the number of colors up to each of them."""
-    colored = []
-    color = 0
+def _numbers(bits: Array) -> list[int]:
+    """Each row of packed bits as one number."""
+    held = bits.tobytes()
+    width = bits.shape[1]
+    starts = range(0, len(held), max(1, width))
+    return [int.from_bytes(held[start : start + width], "little") for start in starts]
+
+
+def _colors(left: int, apart: list[int]) -> Iterator[int]:
+    """The members of each color, as bits, if a set is colored greedily."""
     while left:
-        color = color + 1
         free = left
+        colored = 0
         while free:
             lowest = free & -free
-            member = lowest.bit_length() - 1
-            left ^= lowest
-            free &= ~(lowest | linked[member])
-            colored.append((member, color))
-    return colored
+            colored |= lowest
+            free &= apart[lowest.bit_length() - 1]
+        left ^= colored
+        yield colored
 
 
-def _colors(left: int, linked: list[int]) -> int:
-    return max((color for _, color in _colored(left, linked)[-1:]), default=0)
+def _colored(left: int, apart: list[int]) -> list[tuple[int, int]]:
+    """The members of a set, greedily colored, and the number of colors up to each of them."""
+    return [
+        (member, color)
+        for color, members in enumerate(_colors(left, apart), 1)
+        for member in range(members.bit_length())
+        if members >> member & 1
+    ]

@@ -28,7 +28,7 @@ from scipy import optimize, special
 from leakbound._util.formats import format_upper
 from leakbound._util.intervals import clopper_pearson
 from leakbound.bounds import identification
-from leakbound.bounds.balls import MOST_PAIRS, BallCounts, counts_of, neighbors
+from leakbound.bounds.balls import BallCounts, Neighbors, counts_of, neighbors
 from leakbound.bounds.distances import ROUNDING, ColumnMisses, Distance, SquaredError
 from leakbound.bounds.law import Array, one, positive, probability, single, whole
 from leakbound.bounds.record_priors import Baseline, Basis, flat_images
@@ -178,6 +178,7 @@ class PublicSample(Baseline):
         single(probability, confidence=self.confidence)
         object.__setattr__(self, "_kept", {})
         object.__setattr__(self, "_near", {})
+        object.__setattr__(self, "_asked", [])
 
     @property
     def basis(self) -> Basis:  # type: ignore[override]
@@ -239,11 +240,13 @@ class PublicSample(Baseline):
         if eta not in kept and self._open(eta):
             kept[eta] = [BallCounts(np.full(n, n), n, "all") for n in map(len, self._groups)]
         elif eta not in kept:
-            kept[eta] = [
-                counts_of(rows, eta, *self._pairs(place, rows, eta), self.distance)
-                for place, rows in enumerate(self._rows)
-            ]
+            kept[eta] = [self._counts(place, rows, eta) for place, rows in enumerate(self._rows)]
         return kept[eta]
+
+    def _counts(self, place: int, rows: Array, eta: float) -> BallCounts:
+        if len(rows) == 1:  # as in most classes where an attacker knows much
+            return BallCounts(np.ones(1, int), 1, "neighbors")
+        return counts_of(rows, eta, self._nearby(place, rows, eta), self.distance)
 
     @property
     def _rows(self) -> list[Array]:
@@ -269,26 +272,15 @@ class PublicSample(Baseline):
         ]
         return np.sort(self.places[np.concatenate(alone)])
 
-    def _pairs(
-        self,
-        place: int,
-        rows: Array,
-        eta: float,
-    ) -> tuple[list[Array], list[Array]]:
-        """As `neighbors`, taken from those of a larger reach if they are known."""
-        known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
+    def _nearby(self, place: int, rows: Array, eta: float) -> Neighbors:
+        """The neighbors of a class at a level, and at all levels that are asked with it."""
+        known: dict[int, Neighbors] = self._near  # type: ignore[attr-defined]
         reach = self.distance.reach(eta)
-        # Lists of a larger reach hold those of every smaller one.
-        far, near, apart = known.get(place, (-1.0, [], []))
-        if far < reach:
-            near, apart = neighbors(self.distance.among(rows), reach)
-            if sum(map(len, near)) > MOST_PAIRS:
-                return near, apart
-            known[place] = (reach, near, apart)
-        cut = [int(np.searchsorted(line, reach, "right")) for line in apart]
-        both = zip(near, apart, cut, strict=True)
-        pairs = [(indices[:most], line[:most]) for indices, line, most in both]
-        return [indices for indices, _ in pairs], [line for _, line in pairs]
+        if place not in known or not known[place].holds(reach):
+            asked: Array = self._asked  # type: ignore[attr-defined]
+            reaches = {self.distance.reach(level) for level in asked if not self._open(level)}
+            known[place] = neighbors(self.distance.among(rows), *reaches | {reach})
+        return known[place]
 
     def largest(self, eta: float) -> int:
         """K*: the most public examples that one candidate matches (one per class for labels)."""
@@ -302,6 +294,7 @@ class PublicSample(Baseline):
         """
         levels = self.distance.levels(eta)
         places = anchors(levels)
+        object.__setattr__(self, "_asked", places)
         tail = (1 - self.confidence) / (len(places) * parts)
         # The largest first: its pairs of neighbors contain those of all others.
         limits = [self._limit(float(level), tail) for level in places[::-1]]

@@ -258,14 +258,14 @@ def _misses(
         return
     columns = [_ranked(codes, others, scale) for codes, others in zip(a.T, b.T, strict=True)]
     rows = max(1, CACHED // len(b))
-    small = np.uint8 if len(columns) < 2**8 else np.uint16  # adding bytes to bytes is fastest
+    small = np.min_scalar_type(len(columns))  # adding bytes to bytes is fastest
     for start in range(0, len(a), rows):
         part = slice(start, start + rows)
         misses = np.zeros((len(a[part]), len(b)), small)
         for ranks, first, count in columns:
             # Below `first` the difference wraps around, and so is large.
             misses += (ranks - first[part, None] >= count[part, None]).view(np.uint8)
-        yield misses.astype(np.uint16)
+        yield misses
 
 
 def _ranked(codes: Array, others: Array, scale: float) -> tuple[Array, Array, Array]:
@@ -286,5 +286,6 @@ def _ranked(codes: Array, others: Array, scale: float) -> tuple[Array, Array, Ar
 
     first = least(lambda apart: ~(apart < -scale))
     count = least(lambda apart: ~(apart <= scale)) - first
-    kind = np.uint16 if len(values) < 2**16 else np.uint32
+    # The smallest type: twice as many are compared at a time.
+    kind = np.min_scalar_type(len(values))
     return ranks.reshape(-1).astype(kind), first.astype(kind), count.astype(kind)

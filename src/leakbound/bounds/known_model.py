@@ -365,12 +365,13 @@ def _group(
     level: float,
 ) -> _Group:
     distance = SquaredError()
-    near, apart = neighbors(distance.among(rows), 4 * level)
-    each = counts_of(rows, level, near, apart, distance).each.astype(np.int64)
+    nearby = neighbors(distance.among(rows), distance.reach(level), level)
+    near = nearby.near
+    each = counts_of(rows, level, nearby, distance).each.astype(np.int64)
     table = np.full((len(rows), max(map(len, near))), len(rows))
     for line, indices in zip(table, near, strict=True):
         line[: len(indices)] = indices
-    reached = neighbors(distance.among(rows), level)[0]
+    reached, _ = nearby.within(level)
     return _Group(place, root, each, _matrix(reached), _matrix(near), table)
 
 

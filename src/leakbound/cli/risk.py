@@ -180,6 +180,7 @@ def bounded(
             "--nvflare"
         )
     examples = examples_of(command, dim=command.dim, norm=command.norm)
+    examples.known(command.known)  # a wrong name is refused before anything is counted
     if math.isinf(command.noise_multiplier):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
     setting = TrainingSetting(

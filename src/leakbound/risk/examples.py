@@ -19,7 +19,7 @@ from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
 from leakbound.domains import Domain
-from leakbound.domains.known import NOTHING, as_marked
+from leakbound.domains.known import NOTHING, as_marked, known_parts
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, row_matches
 from leakbound.risk.target import Target
 
@@ -167,10 +167,16 @@ class Examples:
         """The parts that an intruder knows: what a schema marks, if nothing is said; None: no part.
 
         "none" says that nobody knows a part.
+
+        Raises:
+            ValueError: it names no part of these data.
         """
         if self.form is None:
             return None if text == NOTHING else text
-        return as_marked(self.form, text or "") or None
+        named = as_marked(self.form, text or "") or None
+        if named is not None:
+            known_parts(self.form, named)
+        return named
 
     def matches(self, eta: float) -> BaselineMatches | None:
         """What the prior-only baselines match in the data; None without data."""
