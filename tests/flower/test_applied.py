@@ -63,7 +63,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import *
 from leakbound.data import load
 from leakbound.defenses import *
-from leakbound.flower import DefenseMod, Setup
+from leakbound.flower import DefenseMod, Setup, tap
 from quick.task import Net
 
 DIGITS = load("digits")
@@ -83,10 +83,18 @@ def train(msg, context):
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     at = 4 * context.node_config["partition-id"]
     x, y = DIGITS.inputs[at : at + 4], DIGITS.labels[at : at + 4]
-    torch.nn.functional.cross_entropy(net(x), y).backward()
-    with torch.no_grad():
-        for p in net.parameters():
-            p -= msg.content["config"]["lr"] * p.grad if p.grad is not None else 0.125
+    tap(x, y)
+    rule = TRAINS
+    for _ in range(STEPS):
+        if rule is not None:
+            rule.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        if rule is not None:
+            rule.step()
+    if rule is None:
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= msg.content["config"]["lr"] * p.grad if p.grad is not None else 0.125
     metrics = MetricRecord({"num-examples": len(y)})
     content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
     return Message(RecordDict(content), reply_to=msg)
@@ -106,11 +114,21 @@ class Net(nn.Module):
 def captured(tmp_path):
     """Captures an app with these mods and this strategy; returns the updates and what was said."""
 
-    def run(mods="", strategy="FedAvg()", *, learns=RATE, scale="", rounds=(1,)):
+    def run(
+        mods="",
+        strategy="FedAvg()",
+        *,
+        learns=RATE,
+        scale="",
+        rounds=(1,),
+        trains="None",
+        steps=1,
+    ):
         app = tmp_path / "app"
         (app / "quick").mkdir(parents=True)
         (app / "pyproject.toml").write_text(PROJECT)
         client = CLIENT.replace("MODS", mods).replace("LEARNS", repr(learns))
+        client = client.replace("TRAINS", trains).replace("STEPS", str(steps))
         texts = {
             "__init__": "",
             "task": TASK.replace("SCALE", scale),
@@ -289,3 +307,42 @@ def test_text_and_back():
     assert declared.of(one, 0.5) == chain(Clip(1.0), GaussianNoise(0.2))
     with pytest.raises(ValueError, match="neither a clip nor noise"):
         declared.scaled(TopK(0.5), 1.0)
+
+
+ADAM_W = "torch.optim.AdamW(net.parameters(), lr=2e-3, betas=(0.8, 0.99), weight_decay=0.125)"
+
+
+def test_the_optimizer_that_trained_reaches_the_attack(captured):
+    """What is known without typing is what one would have to type."""
+    (update, _), said = captured(trains=ADAM_W, steps=3)
+    assert any(line.startswith("the client trained with adamw") for line in said)
+    (seen,) = attacked(update).inferred
+    plan = seen.observation.task.plan
+    assert (plan.optimizer, plan.betas, plan.epsilon) == ("adamw", (0.8, 0.99), 1e-8)
+    assert (plan.steps, plan.learning_rate, seen.decay) == (3, 2e-3, "0.125")
+    told = {one.name: one.how for one in seen.findings}
+    assert told["optimizer"] == "the file's metadata"
+    (given,) = attacked(update, optimizer="sgd").inferred
+    assert given.observation.task.plan.optimizer == "sgd", "what is given wins"
+
+
+def test_an_optimizer_that_is_not_simulated_is_named(captured):
+    (update, _), _ = captured(trains="torch.optim.NAdam(net.parameters(), lr=2e-3)")
+    assert "optimizer" not in update.about
+    (seen,) = attacked(update).inferred
+    assert any("trained with NAdam, which is not simulated" in note for note in seen.notes)
+
+
+def test_an_update_that_a_mod_computes_anew_is_no_step_of_the_apps_optimizer(captured):
+    mod = "DefenseMod(chain(ClipExamples(1.0), Mean(), GaussianNoise(0.5)), setup)"
+    (update, _), _ = captured(mod, trains=ADAM_W)
+    assert update.about["optimizer"] == "sgd"
+    assert update.about["learning_rate"] == str(RATE)
+    assert attacked(update).inferred[0].observation.task.plan.optimizer == "sgd"
+
+
+def test_a_defended_update_keeps_its_decay(captured):
+    (update, _), _ = captured("DefenseMod(Clip(9.0), setup)", trains=ADAM_W)
+    (seen,) = attacked(update).inferred
+    assert seen.decay is None
+    assert seen.observation.task.plan.optimizer == "adamw"

@@ -12,7 +12,8 @@ from leakbound.captured import load, load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise
-from leakbound.flower import DefenseMod, Watched, run
+from leakbound.flower import DefenseMod, InProcessGrid, Watched, run
+from leakbound.flower.server import capture_of
 from leakbound.task import Task
 
 from ..captured.flat import attack_update
@@ -80,6 +81,17 @@ def test_what_is_captured_is_what_the_clients_sent(flower, setup, batches, tmp_p
     for capture in load_all(tmp_path):
         same = next(c for c in strategy.captures if c.about["client"] == capture.about["client"])
         assert capture.digest == same.digest
+
+
+@pytest.mark.parametrize(
+    ("told", "known"), [("AdamW", "adamw"), ("sgd", "sgd"), ("my_own", None), (None, None)]
+)
+def test_an_optimizer_that_the_server_names_is_kept(told, known, flower, batches):
+    app = flower.client_app(batches=batches)
+    grid = InProcessGrid(app, 1)
+    asked = flower.message(grid, **({} if told is None else {"optimizer": told}))
+    capture = capture_of(1, asked, flower.ask(app, asked, grid=grid))
+    assert capture.about.get("optimizer") == known
 
 
 def test_a_captured_update_is_the_clients_gradient(flower, batches):

@@ -2,11 +2,13 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -16,6 +18,7 @@ from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.core import Batch
 from leakbound.nvflare import ServerWatch, capture_job
 from leakbound.nvflare.capture import _defenses
+from leakbound.nvflare.watch import ClientWatch
 
 from ..captured.flat import attack_update
 from .conftest import NET
@@ -88,6 +91,8 @@ def test_a_job_is_captured_attacked_and_defended(job, tmp_path):
     rows = [(c.about["round"], c.about["client"], c.about["site"]) for c in captures]
     assert rows == [(r, c, f"site-{c}") for r in "12" for c in "12"]
     assert {c.about["model"] for c in captures} == {"net:Net"}
+    assert {c.about["optimizer"] for c in captures} == {"sgd,momentum=0"}
+    assert {c.about["learning_rate"] for c in captures} == {"0.5"}
     assert attacked(captures[0], 1) > 60
     assert attacked(captures[1], 2) > 60
 
@@ -144,6 +149,7 @@ def test_a_filter_for_all_tasks_runs_for_none_and_nothing_leaves(job, tmp_path):
 
 OTHER = {"path": "my.own.Filter", "args": {}}
 PRUNED = {**FILTER, "args": {**FILTER["args"], "defense": ["magnitude_pruning,rate=0.5"]}}
+DP_SGD = ["clip_examples,clip_norm=0.5", "mean", "gaussian_noise,noise_std=0.5"]
 SCALED = {**FILTER, "args": {**FILTER["args"], "learning_rate": 0.1}}
 
 
@@ -166,6 +172,25 @@ def test_what_a_jobs_filters_do_is_declared(job):
     assert "app/config/config_fed_client.json" in found["defense_from"]
     assert json.loads(declares(job, SCALED)["defense"])[0]["clip_norm"] == 0.05
     assert declares(job) == {}
+    anew = {**FILTER, "args": {**FILTER["args"], "defense": DP_SGD}}
+    assert declares(job, anew)["optimizer"] == "sgd", "not the train script's"
+
+
+def test_the_optimizer_of_a_sites_script_reaches_its_server(tmp_path):
+    client = ClientWatch(str(tmp_path))
+    context = SimpleNamespace(get_identity_name=lambda default: "site-2")
+    client.handle_event(EventType.BEFORE_TASK_EXECUTION, context)
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    torch.optim.AdamW([weight], lr=0.25, weight_decay=0.5).step()
+    client.handle_event(EventType.AFTER_TASK_EXECUTION, context)
+    client.handle_event(EventType.END_RUN, context)
+    watch = ServerWatch(str(tmp_path), notes=str(tmp_path))
+    known = watch._trained("site-2")
+    assert known["optimizer"].startswith("adamw,betas=[0.9, 0.999]")
+    assert (known["learning_rate"], known["weight_decay"], known["steps"]) == ("0.25", "0.5", "1")
+    assert watch._trained("site-1") == {}
+    assert ServerWatch(str(tmp_path))._trained("site-2") == {}
 
 
 @pytest.mark.parametrize(

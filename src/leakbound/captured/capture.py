@@ -76,18 +76,18 @@ class Capture:
                     total.update(flat.numpy().tobytes())
         return total.hexdigest()[:16]
 
-    def number(self, name: str) -> float | None:
+    def number(self, name: str, *, or_zero: bool = False) -> float | None:
         """A number above 0 from the metadata; None if it is missing."""
         text = self.about.get(name)
         if text is None:
             return None
         with suppress(ValueError):
             value = float(text)
-            if 0 < value < math.inf:
+            if 0 < value < math.inf or (or_zero and value == 0):
                 return value
         raise ValueError(
             f"{self.name}: the metadata give {name} as {text[:60]!r}; give {name} as an option, a "
-            "number above 0"
+            f"number {'from' if or_zero else 'above'} 0"
         )
 
     def whole(self, name: str) -> int | None:

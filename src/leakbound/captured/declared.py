@@ -1,4 +1,4 @@
-"""The defense that `leakbound capture` saw in an app, as text in an update's metadata and back.
+"""What `leakbound capture` saw in an app, as text in an update's metadata and back.
 
 Norms and noise are in units of the weights, so they hold for every learning rate. Metadata are not
 trusted: only clips and noise with finite numbers are read, and nothing in them is run.
@@ -28,6 +28,8 @@ from leakbound.defenses import (
 KEY = "defense"
 FROM = "defense_from"
 NOTE = "defense_note"
+OPTIMIZER = "optimizer"
+OPTIMIZER_NOTE = "optimizer_note"
 LINKS: dict[str, tuple[type[Defense], str | None]] = {
     "clip": (Clip, "clip_norm"),
     "clip_coordinates": (ClipCoordinates, "limit"),
@@ -73,9 +75,22 @@ def text_of(links: Sequence[Defense]) -> str:
     return json.dumps(plain)
 
 
+def optimizer_text(row: Mapping[str, Any]) -> str:
+    """An optimizer and its settings as text.
+
+    Example:
+        >>> optimizer_text({"name": "adam", "betas": [0.9, 0.99]})
+        'adam,betas=[0.9, 0.99]'
+    """
+    settings = [f"{key}={json.dumps(value)}" for key, value in row.items() if key != "name"]
+    return ",".join([row["name"], *settings])
+
+
 def words_of(about: Mapping[str, str]) -> str:
     """What metadata declare, in a sentence; empty if nothing."""
-    words = [about[NOTE]] if NOTE in about else []
+    words = [about[name] for name in (NOTE, OPTIMIZER_NOTE) if name in about]
+    if OPTIMIZER in about:
+        words.insert(0, f"the client trained with {about[OPTIMIZER]}")
     if KEY in about:
         words.insert(0, f"declared defense: {about[KEY]} ({about.get(FROM, 'the metadata')})")
     return "; ".join(words)

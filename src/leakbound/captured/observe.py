@@ -196,12 +196,13 @@ def infer_context(
     rate = _rate(capture, info, findings)
     user_info = info
     info = _declared(capture, info, rate, findings, notes)
+    info, stated_by = _recorded(capture, info, notes)
     known = _known("local steps", info.steps, capture.whole("steps"), findings)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     one = 1 if capture.kind == "gradient" else known
     stated = as_chain(info.defense)
-    rule = _optimizer(capture, info)
+    rule = None if info.optimizer is None else plan_of(info.optimizer)
     rounding = proofs.spread(capture, task, None)
     shrunk = _decay(capture, task, change, rounding, info, rate, known, rule)
     trace = None
@@ -210,6 +211,8 @@ def infer_context(
         trace = optimizer.detected(task, left, rounding)
         if shrunk is None and trace is not None and trace.decay and info.weight_decay is None:
             shrunk = decay.same(task, trace.decay)
+    if rule is not None:
+        findings.append(Finding("optimizer", rule.optimizer, stated_by, True))
     plan, rate = _planned(rule, trace, rate, known, shrunk is not None, findings, notes)
     if not (plan.is_sum or plan.decoupled) and rule is not None:
         plan = replace(plan, weight_decay=info.weight_decay or 0.0)
@@ -306,20 +309,31 @@ def infer_context(
     )
 
 
-def _optimizer(capture: Capture, info: TrainingInfo) -> LocalPlan | None:
-    """A plan with the optimizer that is given or in the file's metadata; None if nobody says."""
+def _recorded(
+    capture: Capture,
+    info: TrainingInfo,
+    notes: list[str],
+) -> tuple[TrainingInfo, str]:
+    """With the metadata's optimizer and its weight decay, unless given, and where it is from."""
     if info.optimizer is not None:
-        return plan_of(info.optimizer)
-    text = capture.about.get("optimizer")
+        return info, "given"
+    if declared.OPTIMIZER_NOTE in capture.about:
+        notes.append(capture.about[declared.OPTIMIZER_NOTE])
+    text = capture.about.get(declared.OPTIMIZER)
     if text is None:
-        return None
+        return info, ""
     try:
-        return plan_of(text)
+        plan_of(text)
     except ValueError as error:
         raise ValueError(
             f"{capture.name}: the metadata name an optimizer that is not known ({error}); give "
             "optimizer as an option"
         ) from None
+    shrinks = info.weight_decay
+    if shrinks is None and not as_chain(info.defense).links:
+        # Behind a defense the weights' part is not subtracted.
+        shrinks = capture.number("weight_decay", or_zero=True)
+    return replace(info, optimizer=text, weight_decay=shrinks), "the file's metadata"
 
 
 def _planned(
@@ -346,10 +360,8 @@ def _planned(
         findings.append(
             Finding("optimizer", trace.taken, f"{shown}; --optimizer says which", False)
         )
-    else:
-        findings.append(Finding("optimizer", rule.optimizer, "given", True))
-        if trace is not None and (trace.family == "sgd") != (rule.optimizer == "sgd"):
-            notes.append(f"the optimizer is given as {rule.optimizer}, but {shown}")
+    elif trace is not None and (trace.family == "sgd") != (rule.optimizer == "sgd"):
+        notes.append(f"the optimizer is given as {rule.optimizer}, but {shown}")
     if rate is None and trace is not None and trace.family == "equal":
         rate = trace.rate(rule, steps or 1)
         if rate is not None:

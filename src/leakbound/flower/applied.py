@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from leakbound.captured import declared
 from leakbound.client_side.captures import declares, undeclared
+from leakbound.client_side.optimizers import OptimizerWatch
 from leakbound.client_side.round import computes_anew
 from leakbound.defenses import Clip, Defense, GaussianNoise, chain
 from leakbound.flower.facts import describe
@@ -55,6 +56,7 @@ class Applied:
         self._steps: list[AppliedStep] = []
         self._keys: list[str] = []
         self._rates = set[float]()
+        self._optimizers = OptimizerWatch()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -76,6 +78,7 @@ class Applied:
                 if (real := getattr(place, name, None)) is not None:
                     setattr(place, name, around(real))
                     stack.callback(setattr, place, name, real)
+            stack.enter_context(self._optimizers.watching())
             yield
 
     def around(self, app: Any) -> Callable[..., Message]:
@@ -85,6 +88,7 @@ class Applied:
             records = list(message.content.array_records.values())
             self._steps = []
             self._rates = set()
+            self._optimizers.forget()
             self._keys = list(records[0]) if len(records) == 1 else []
             with watched_seals(self._sealed):
                 reply: Message = app(message, context)
@@ -92,8 +96,16 @@ class Applied:
 
         return call
 
-    def about(self, reply: Message) -> dict[str, str]:
+    def about(self, reply: Message) -> dict[str, str | None]:
         """The metadata of the last reply's update: what it declares, and what it does not."""
+        about = self._defended(reply)
+        # An update that a mod computes anew is not what the app's optimizer made.
+        if any(step.anew for step in self._steps):
+            return {**about, declared.OPTIMIZER: "sgd"}
+        return {**about, **self._optimizers.about()}
+
+    def _defended(self, reply: Message) -> dict[str, str]:
+        """What was done to the update after the training."""
         about = self._of_server()
         if not self._steps:
             return about

@@ -28,6 +28,7 @@ from leakbound import check
 from leakbound._util import files, user_code
 from leakbound.captured.capture import TREES, Capture
 from leakbound.captured.declared import words_of
+from leakbound.captured.observe import plan_of
 from leakbound.client_side.captures import checked_rounds, keep, ready_folder, view
 from leakbound.flower.compat import log
 from leakbound.flower.grid import InProcessGrid
@@ -35,6 +36,7 @@ from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays
 from leakbound.models.custom import missing_arguments
 
 RATES = ("lr", "learning-rate", "learning_rate")
+OPTIMIZERS = ("optimizer", "optimizer-name", "optimizer_name")
 Results = list[tuple[ClientProxy, FitRes]]
 Failures = list[tuple[ClientProxy, FitRes] | BaseException]
 
@@ -236,8 +238,9 @@ def capture_of(
         like = {key: torch.empty(size, dtype=torch.uint8) for key in before}
     after = read(answered, like, what=f"the reply of {name}")
     examples = first(COUNTS, reply.content.metric_records.values())
+    configs = list(asked.content.config_records.values())
     if learning_rate is None:
-        learning_rate = first(RATES, asked.content.config_records.values())
+        learning_rate = first(RATES, configs)
     return view(
         number,
         client,
@@ -246,7 +249,16 @@ def capture_of(
         before,
         examples=examples,
         learning_rate=learning_rate,
+        optimizer=_known_optimizer(first(OPTIMIZERS, configs)),
     )
+
+
+def _known_optimizer(text: Any) -> str | None:
+    """The optimizer that a server's configuration names, if it is one that attacks simulate."""
+    try:
+        return plan_of(text.lower()).optimizer if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _numbered(parameters: Parameters) -> dict[str, Tensor]:
@@ -346,7 +358,7 @@ class _CapturingGrid(InProcessGrid):
         wanted: tuple[int, ...],
         out: Path,
         say: Say,
-        declared: Callable[[Message], Mapping[str, str]],
+        declared: Callable[[Message], Mapping[str, str | None]],
         *app: Any,
         **options: Any,
     ) -> None:
@@ -411,7 +423,8 @@ class _CapturingGrid(InProcessGrid):
             self.problem = self.problem or str(error)
             return
         seen = self._declared(reply) if capture.kind != TREES else {}
-        about = {**capture.about, **self._model(len(capture.update)), **seen}
+        known = {**capture.about, **self._model(len(capture.update)), **seen}
+        about = {key: text for key, text in known.items() if text is not None}
         try:
             path = keep(self._out, replace(capture, about=about))
         except ValueError as error:

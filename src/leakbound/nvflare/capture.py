@@ -20,9 +20,10 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 from leakbound import check
 from leakbound.captured import declared, updates_in
 from leakbound.client_side.captures import declares, ready_folder, undeclared
-from leakbound.defenses import Defense
+from leakbound.client_side.round import computes_anew
+from leakbound.defenses import Defense, chain
 from leakbound.nvflare.filter import MARKS, chain_of
-from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
+from leakbound.nvflare.watch import DONE, PROBLEM, ClientWatch, ServerWatch
 from leakbound.risk.deployment.nvflare import (
     ALL_SITES,
     OWN,
@@ -104,6 +105,7 @@ def capture_job(
             "defenses": _defenses(base / "job", meta, names),
         }
         _add_watch(base / "job", watch)
+        _add_component(base / "job", CLIENT, ClientWatch, lambda _: {"notes": str(base)})
         say(f"running {place.name} with {len(names)} clients (this runs the job's code)")
         _simulate(base, names, seconds, say)
         kept: list[tuple[int, int, Path]] = []
@@ -141,21 +143,37 @@ def _clients(meta: Mapping[str, Any], count: int) -> list[str]:
 
 def _add_watch(job: Path, watch: dict[str, Any]) -> None:
     """Add the component with these arguments to the configuration of each app for a server."""
-    paths = [path for app in sorted(job.iterdir()) if (path := _config(app / "config", SERVER))]
-    if not paths:
+
+    def arguments(settings: dict[str, Any]) -> dict[str, Any]:
+        refuse_without_training(job, workflows_in(settings))
+        return watch | {"about": _model(settings.get("components", []))}
+
+    if not _add_component(job, SERVER, ServerWatch, arguments):
         raise ValueError(f"the job has no app with config/{SERVER}.json; give a whole job folder")
+
+
+def _add_component(
+    job: Path,
+    name: str,
+    kind: type,
+    arguments: Callable[[dict[str, Any]], dict[str, Any]],
+) -> int:
+    """Add a component to every configuration of this name; returns how many there are.
+
+    `arguments` makes the component's from the settings of the configuration.
+    """
+    paths = [path for app in sorted(job.iterdir()) if (path := _config(app / "config", name))]
     for path in paths:
         settings = _load(path)
-        refuse_without_training(job, workflows_in(settings))
-        components = settings.get("components", [])
         component = {
-            "id": "leakbound_watch",
-            "path": f"{ServerWatch.__module__}.ServerWatch",
-            "args": watch | {"about": _model(components)},
+            "id": f"leakbound_{kind.__name__}",
+            "path": f"{kind.__module__}.{kind.__name__}",
+            "args": arguments(settings),
         }
         path.unlink()
-        text = json.dumps(settings | {"components": [*components, component]})
+        text = json.dumps(settings | {"components": [*settings.get("components", []), component]})
         path.with_suffix(".json").write_text(text, "utf-8")
+    return len(paths)
 
 
 def _defenses(
@@ -189,16 +207,17 @@ def _about(
         if name != MARKS or not path.startswith(OWN):
             ran = f"the filters {', '.join(names)} ran ({source})"
             return undeclared(f"{ran}, of which {name} is not known")
-        chain = chain_of(args.get("defense", "none"))
-        who.append(f"{MARKS}({chain!r})")
+        own = chain_of(args.get("defense", "none"))
+        who.append(f"{MARKS}({own!r})")
         try:
             rate = float(args.get("learning_rate") or 1.0)
-            links += [declared.scaled(link, rate) for link in chain.links]
+            links += [declared.scaled(link, rate) for link in own.links]
         except ValueError:
             return undeclared(f"{who[-1]} ran ({source}), not as a clip or noise of all weights")
     if not links:
         return {}
-    return declares(links, f"{', '.join(who)} in {source}")
+    anew = {declared.OPTIMIZER: "sgd"} if computes_anew(chain(*links)) else {}
+    return {**declares(links, f"{', '.join(who)} in {source}"), **anew}
 
 
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from torch import Tensor
 
 from leakbound.captured import declared
 from leakbound.client_side.captures import checked_rounds, keep, undeclared, view
+from leakbound.client_side.optimizers import OptimizerWatch
 from leakbound.nvflare.exchange import KINDS, exchanged, tensor
 from leakbound.nvflare.filter import MARKS, WHY, keep_installed
 
 PROBLEM = "problem.txt"
 DONE = "done.txt"
 """Files that a watch writes next to the log of a run of `capture_job`."""
+TRAINED = "optimizer-{}.json"
+"""The file in which a site's `ClientWatch` says what trained the result that it sends."""
 
 
 class ServerWatch(FLComponent):  # type: ignore[misc]
@@ -138,8 +142,19 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         about: dict[str, Any] = {"site": name, **(self.about or {}), **self._defense(name, dxo)}
         if isinstance(steps, int) and steps > 0:
             about["steps"] = steps
+        # A filter that computes the update anew says so.
+        if declared.OPTIMIZER not in about:
+            about |= self._trained(name)
         client = self.clients.index(name) + 1
         keep(self.out, view(number, client, KINDS[dxo.data_kind], update, before, **about))
+
+    def _trained(self, name: str) -> dict[str, str | None]:
+        """What the site's own watch saw of the optimizer, which `capture_job` adds to it."""
+        path = Path(self.notes or "") / TRAINED.format(name)
+        if self.notes is None or not path.is_file():
+            return {}
+        seen: dict[str, str | None] = json.loads(path.read_text("utf-8"))
+        return seen
 
     def _defense(self, name: str, dxo: DXO) -> dict[str, str]:
         """What is known of the filters that this result passed."""
@@ -161,3 +176,29 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
                 file.write(text + "\n")
         else:
             self.logger.warning("leakbound: %s", text)
+
+
+class ClientWatch(FLComponent):  # type: ignore[misc]
+    """Writes which optimizer trained each result, for a `ServerWatch` with the same `notes`.
+
+    `capture_job` adds it to config_fed_client.json. It sees scripts that run in the client's own
+    process.
+    """
+
+    def __init__(self, notes: str) -> None:
+        super().__init__()
+        self.notes = notes
+        self._watch = OptimizerWatch()
+        self._handle: Any = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin before a task, and write after it."""
+        if event_type == EventType.BEFORE_TASK_EXECUTION:
+            self._handle = self._handle or self._watch.start()
+            self._watch.forget()
+        elif event_type == EventType.AFTER_TASK_EXECUTION:
+            path = Path(self.notes) / TRAINED.format(fl_ctx.get_identity_name(""))
+            path.write_text(json.dumps(self._watch.about()), "utf-8")
+        elif event_type == EventType.END_RUN and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
