@@ -32,13 +32,31 @@ class _Kind:
 EPSILON = {"eps": "epsilon"}
 ADAM = {"betas": "betas", **EPSILON}
 KINDS: dict[type, _Kind] = {
-    torch.optim.SGD: _Kind("sgd", {"momentum": "momentum"}, {"dampening": 0, "nesterov": False}),
-    torch.optim.Adam: _Kind("adam", ADAM, {"amsgrad": False, "decoupled_weight_decay": False}),
-    torch.optim.AdamW: _Kind("adamw", ADAM, {"amsgrad": False}),
-    torch.optim.RMSprop: _Kind(
-        "rmsprop", {"alpha": "betas", **EPSILON}, {"momentum": 0, "centered": False}
+    torch.optim.SGD: _Kind(
+        "sgd",
+        {"momentum": "momentum"},
+        {"dampening": 0, "nesterov": False},
     ),
-    torch.optim.Adagrad: _Kind("adagrad", EPSILON, {"lr_decay": 0, "initial_accumulator_value": 0}),
+    torch.optim.Adam: _Kind(
+        "adam",
+        ADAM,
+        {"amsgrad": False, "decoupled_weight_decay": False},
+    ),
+    torch.optim.AdamW: _Kind(
+        "adamw",
+        ADAM,
+        {"amsgrad": False},
+    ),
+    torch.optim.RMSprop: _Kind(
+        "rmsprop",
+        {"alpha": "betas", **EPSILON},
+        {"momentum": 0, "centered": False},
+    ),
+    torch.optim.Adagrad: _Kind(
+        "adagrad",
+        EPSILON,
+        {"lr_decay": 0, "initial_accumulator_value": 0},
+    ),
 }
 
 
@@ -141,11 +159,12 @@ class OptimizerWatch:
         # A new optimizer has a new state; only SGD without momentum has none.
         joined = row == {"name": "sgd", "momentum": 0}
         settings = [*PLAIN, *kind.only, *kind.reads]
-        same = all(
-            type(one.optimizer) is type(first.optimizer)
-            and all(one.values(name) == first.values(name) for name in settings)
-            for one in others
-        )
+
+        def is_same(one: _Run) -> bool:
+            same = type(one.optimizer) is type(first.optimizer)
+            return same and all(one.values(name) == first.values(name) for name in settings)
+
+        same = all(map(is_same, others))
         if others and not (joined and same):
             raise ValueError(f", in {len(self._runs)} optimizers")
         return row
@@ -157,18 +176,23 @@ class OptimizerWatch:
             self._runs.append(run)
         run.steps += 1
         for group in optimizer.param_groups:
-            row = {name: _number(value) for name, value in group.items() if name != "params"}
+            row = {}
+            for name, value in group.items():
+                if name != "params":
+                    row[name] = _number(value)
             if row not in run.settings:
                 run.settings.append(row)
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it holds a state of earlier steps; Adagrad makes an empty one at its start."""
-    states = [state for state in optimizer.state.values() if state]
-    return any(
-        bool(state["step"] > 0) if "step" in state else any(v is not None for v in state.values())
-        for state in states
-    )
+    for state in optimizer.state.values():
+        if "step" in state:
+            if state["step"] > 0:
+                return True
+        elif any(value is not None for value in state.values()):
+            return True
+    return False
 
 
 def _number(value: Any) -> Any:
