@@ -140,3 +140,9 @@ def test_possible_sums_are_within_their_range():
     assert [float(v) for v in sums] == pytest.approx([3, 0, 0, 64], abs=3)
     assert all(0 <= float(v) <= 64 for v in sums)
     assert findings.TYPICAL < 0.1
+
+
+def test_many_labels_are_counted_by_class():
+    assert findings._grouped((0, 0, 3)) == "0, 0, 3"
+    assert findings._grouped((0,) * 12 + (3,) * 20) == "20 of class 3, 12 of class 0"
+    assert findings._grouped(tuple(range(40))).endswith("1 of class 15, ...")

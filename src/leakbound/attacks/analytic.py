@@ -181,14 +181,18 @@ def _behind_step(observation: Observation, name: str) -> Tensor | None:
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """The first trained linear layer with a bias whose input is the flattened example."""
     low, high = task.input_range
+    size = math.prod(input_shape)
+    layers = [
+        name
+        for name, layer in modules_of(task, nn.Linear).items()
+        if layer.bias is not None and layer.in_features == size
+    ]
+    if not layers:  # known without a copy of a large model
+        raise NotApplicable("no linear layer with a bias sees the input")
     # All values differ, so that another order of them is seen.
-    probe = torch.linspace(low, high, 2 * math.prod(input_shape))
-    probe = probe.reshape(2, *input_shape).to(task.parameters)
+    probe = torch.linspace(low, high, 2 * size).reshape(2, *input_shape).to(task.parameters)
     # A copy: a client may train the model at the same time.
     apart = replace(task, model=copies.duplicate(task.model))
-    layers = [
-        name for name, layer in modules_of(apart, nn.Linear).items() if layer.bias is not None
-    ]
     with torch.no_grad():
         seen = seen_by(apart, layers, probe)
     readers = [

@@ -29,6 +29,8 @@ SURE = 1e-3
 """Shares of the update's norm that may remain if a number of steps fits, and fits surely."""
 VOTES = 2.0
 """Seconds after which no further rule for labels is asked."""
+LISTED = 16
+"""Most labels, or classes, that are listed one by one."""
 TYPICAL = 0.05
 """How far outside of their range sums of labels may be by untypical outputs, for each example."""
 GIVE = "give the number of local steps if you know it"
@@ -146,8 +148,16 @@ def labels(
             "(for plain cross-entropy, without label smoothing, weight decay or noise)"
         )
     sure = observation.examples == 1 and certain == best
-    value = _listed(best) if len(best) <= 64 else _listed(best[:64]) + ", ..."
-    return torch.tensor(best), Finding("labels", value, how, sure)
+    return torch.tensor(best), Finding("labels", _grouped(best), how, sure)
+
+
+def _grouped(labels: tuple[int, ...]) -> str:
+    """Each label of a few; of many, how many there are of each class."""
+    if len(labels) <= LISTED:
+        return _listed(labels)
+    counts = Counter(labels).most_common()
+    shown = ", ".join(f"{count} of class {label}" for label, count in counts[:LISTED])
+    return shown if len(counts) <= LISTED else f"{shown}, ..."
 
 
 def targets(
