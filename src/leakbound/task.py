@@ -243,21 +243,21 @@ class Task:
             raise ValueError("model holds weights that are not finite; load other weights")
         if domain is None and not input_range[0] < input_range[1]:
             raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
-        shell = _shell(model)
-        for norm in _batch_norms(shell):
+        bare = shell(model)
+        for norm in _batch_norms(bare):
             if norm.training or norm.running_mean is None:
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
                 norm.track_running_stats = False
-        adapt(step_by_step(shell), domain)
+        adapt(step_by_step(bare), domain)
         loss = losses.named(loss)
         return Task(
-            shell,
+            bare,
             parameters,
             loss,
             plan or LocalPlan(),
             input_range if domain is None else domain.input_range,
             classes if loss.has_classes else None,
-            {name: value.detach().clone() for name, value in shell.named_buffers()},
+            {name: value.detach().clone() for name, value in bare.named_buffers()},
             public,
             domain=domain,
         )
@@ -383,10 +383,10 @@ def drops(module: nn.Module) -> bool:
     return module.training and rate > 0
 
 
-def _shell(model: nn.Module) -> nn.Module:
+def shell(model: nn.Module) -> nn.Module:
     """A copy with only the trained parameters as parameters; frozen ones become its buffers."""
-    shell = copies.plain(model)
-    for module in shell.modules():
+    bare = copies.plain(model)
+    for module in bare.modules():
         frozen = {
             k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad
         }
@@ -395,7 +395,7 @@ def _shell(model: nn.Module) -> nn.Module:
         for name, parameter in frozen.items():
             del module._parameters[name]
             module.register_buffer(name, parameter.detach())
-    return shell.requires_grad_(False)
+    return bare.requires_grad_(False)
 
 
 def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.adaptive import undone
 from leakbound.attacks.base import Attack
 from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
@@ -22,12 +21,15 @@ from leakbound.attacks.planted import (
     PixelPrior,
     caught,
     gain_for,
+    gradients_of,
     in_front,
+    layer_of,
     placed,
     planted_task,
 )
 from leakbound.core import Observation, Reconstruction, Task, Unit
 from leakbound.randomness import normal, stream
+from leakbound.task import shell
 
 MEASURES = ("mean", "cosine", "random")
 LAWS = ("public", "normal", "laplace")
@@ -52,6 +54,10 @@ class RobbingTheFed(Attack):
     Two images in one bin leave their weighted mean. An image without a detected step is answered by
     the mean public image.
 
+    For several local steps, or another optimizer than SGD, the layer is the sum of a frozen one and
+    of a trained one that starts at 0, with so small a gain that the client's steps add gradients
+    up. Each image then stays in its bin, and is read as from one step.
+
     Args:
         bins: k, the number of units. With B images in k equally likely bins, all images are alone
             with probability k! / (k - B)! / k^B; on average B (1 - 1/k)^(B - 1) are alone.
@@ -62,17 +68,18 @@ class RobbingTheFed(Attack):
         mean, std: of the measurement q.x over images, for "normal" and "laplace"; None: those of
             the public images. With them and `features`, no public image is needed.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
-            noise that does not scale with a clip norm; a smaller one keeps the bins in place over
-            local steps. None: 100, or 1e-4 if the client trains by Adam or similar.
+            noise that does not scale with a clip norm. None: 100 for one step of SGD, and otherwise
+            little enough for the client's steps to add gradients up.
         frequency: the frequency of the cosine.
         seed: the seed of the random measurement.
         features: the number of values of one input; None: that of the public images.
 
-    Assumptions: the model takes the input at its own shape. If the weights move between local
-        steps, no answer is exact.
+    Assumptions: the model takes the input at its own shape. If a large `gain` moves the weights
+        between local steps, no answer is exact.
 
     Raises:
-        NotApplicable: the server is honest, or the data to build the layer is missing.
+        NotApplicable: the server is honest, the data to build the layer is missing, or the client
+            trains by Lion, which keeps signs alone.
         ValueError: `mean` without `std`, or with the law "public".
 
     Source: Fowl et al., "Robbing the Fed", ICLR 2022 (decoding by differences of neighbors); the
@@ -120,9 +127,10 @@ class RobbingTheFed(Attack):
         missing.
         """
         layer = self._layer(task)
-        return (
-            task if layer is None else in_front(task, *layer, gain_for(task, self.gain), "imprint")
-        )
+        if layer is None:
+            return task
+        gain = gain_for(task, self.gain)
+        return in_front(task, *layer, gain, "imprint", steady=not task.plan.is_gradient)
 
     def _layer(self, task: Task) -> tuple[Tensor, Tensor] | None:
         """Weight (bins, N) and bias (bins,), None if the data to build them is missing."""
@@ -145,7 +153,7 @@ class RobbingTheFed(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        observation = undone(observation)
+        observation = gradients_of(observation)
         return self._read(observation, planted_task(observation, "imprint"))
 
     def _read(self, observation: Observation, task: Task) -> Reconstruction:
@@ -215,12 +223,14 @@ class Routed(Front):
         units: int,
         gain: float,
         inner: nn.Module,
+        *,
+        steady: bool,
     ) -> None:
-        super().__init__(shape.numel(), units, gain, "loki", inner)
-        columns = clients * (shape.numel() + 1)
+        layer = nn.Linear(clients * (shape.numel() + 1), units, bias=False)
+        super().__init__(layer, gain, "loki", inner, steady=steady)
         channels = clients * (shape[0] + 1)
-        self.layer = nn.Linear(columns, units, bias=False).requires_grad_(False)
-        self.routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
+        routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
+        self.routes = shell(routes) if steady else routes
         self.clients = clients
 
     def seen(self, inputs: Tensor) -> Tensor:
@@ -288,7 +298,8 @@ class Loki(RobbingTheFed):
             return [task] * clients
         shape = task.public.inputs.shape[1:]
         gain = gain_for(task, self.gain)
-        model = Routed(shape, clients, self.bins, gain, task.model)
+        steady = not task.plan.is_gradient
+        model = Routed(shape, clients, self.bins, gain, task.model, steady=steady)
         # The scale of `in_front`: the image is brightened by a mean over units, for any gain.
         block = torch.cat([layer[0], layer[1][:, None]], 1) / (gain * self.bins)
         planted = []
@@ -297,8 +308,9 @@ class Loki(RobbingTheFed):
             kernels[client, :-1, :, 1, 1] = torch.eye(shape[0])
             bias = torch.zeros(clients, shape[0] + 1)
             bias[client, -1] = 1.0
-            rest = kernels.flatten(), bias.flatten()
-            planted.append(placed(task, model, block.repeat(1, clients).flatten(), *rest))
+            own = model.weights({"weight": block.repeat(1, clients)})
+            routes = {"routes.weight": kernels.flatten(0, 1), "routes.bias": bias.flatten()}
+            planted.append(placed(task, model, own | routes))
         return planted
 
     def __call__(
@@ -317,7 +329,7 @@ class _Edges:
     def __init__(self, task: Task) -> None:
         assert isinstance(task.model, Front)  # as planted_task found
         self.plan = task.plan
-        self.layer = task.model.part(task.parameters[None])[0].double()  # the first client's
+        self.layer = layer_of(task)  # the first client's
         scaled = self.layer * task.model.gain * len(self.layer)
         self.direction = scaled[0, :-1]
         self.lower = -scaled[:, -1]

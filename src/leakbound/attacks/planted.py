@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import summed_task
+from leakbound.attacks.adaptive import undone
+from leakbound.attacks.base import seen_task, summed_task
 from leakbound.attacks.blind import public_examples
 from leakbound.core import (
     Exact,
@@ -23,6 +24,7 @@ from leakbound.core import (
     Update,
 )
 from leakbound.covariance import Structured
+from leakbound.task import shell
 
 # This quantile of the units' energies is noise: few units change (bins) or are on (traps).
 QUIET = 0.1
@@ -30,20 +32,26 @@ QUIET = 0.1
 
 class Front(nn.Module):
     """output = inner(x + gain sum_i relu(W_i x + b_i)): the loss has the same derivative with
-    respect to every unit that an image switches on. The module has no trained weights, so it takes
+    respect to every unit that an image switches on. No weight comes after the units, so they take
     no share of a clip norm.
+
+    A `steady` layer is a frozen one that holds W and b, plus a trained one that starts at 0, as
+    adapters do. So local steps do not move its units, and rounding to the weights' type, even
+    bfloat16, leaves the leading digits of its change.
     """
 
     def __init__(
         self,
-        features: int,
-        units: int,
+        layer: nn.Linear,
         gain: float,
         kind: str,
         inner: nn.Module,
+        *,
+        steady: bool,
     ) -> None:
         super().__init__()
-        self.layer = nn.Linear(features, units).requires_grad_(False)
+        self.layer = layer.requires_grad_(False)
+        self.frozen = shell(layer) if steady else None
         self.inner = inner
         self.gain = gain
         self.kind = kind
@@ -51,19 +59,35 @@ class Front(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        caught = self.layer(self.seen(inputs)).relu().sum(1) * self.gain
+        seen = self.seen(inputs)
+        units = self.layer(seen)
+        if self.frozen is not None:
+            units = units + self.frozen(seen)
+        caught = units.relu().sum(1) * self.gain
         return self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
 
     def seen(self, inputs: Tensor) -> Tensor:
         """What the layer takes of inputs (B, *S), as vectors."""
         return inputs.flatten(1)
 
+    def weights(self, layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The layer's values by name, of a steady one those of both parts."""
+        if self.frozen is None:
+            return named("layer", layer)
+        zeros = {name: torch.zeros_like(value) for name, value in layer.items()}
+        return named("layer", zeros) | named("frozen", layer)
+
     def part(self, rows: Tensor) -> Tensor:
-        """[dW | db] (R, units, N + 1) of the layer, which comes first in rows (R, P)."""
+        """[W | b] (R, units, N + 1) of the trained layer, which comes first in rows (R, P)."""
         units, features = self.layer.weight.shape
         cut = units * features
         weight = rows[:, :cut].reshape(-1, units, features)
         return torch.cat([weight, rows[:, cut : cut + units, None]], 2)
+
+
+def named(place: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values of a part of a model, by their names in the whole."""
+    return {f"{place}.{name}": value for name, value in values.items()}
 
 
 def takes_numbers(task: Task) -> bool:
@@ -72,17 +96,34 @@ def takes_numbers(task: Task) -> bool:
 
 
 GAIN = 100.0
-SMALL_GAIN = 1e-4
-"""The default gains after SGD, and after a step of Adam or similar, whose epsilon shows the sizes
-of small gradients: at 1e-2 to 1e-6, 15 or 16 of 16 digits were read, at 100 none.
+"""The default gain for one step of SGD."""
+STEADY_GAIN = 1e-6
+"""The default gain for several: by more, the steps would move the units."""
+SHARE_OF_EPSILON = 1e-6
+"""Gradients this far below epsilon are divided by it alone. So the steps of Adam and similar, which
+divide a gradient by its size plus epsilon, are sums of gradients.
 """
+MOST_GROWTH = 1e20
+"""Float32 holds no gradients of a much smaller gain."""
 
 
 def gain_for(task: Task, stated: float | None) -> float:
-    """The stated gain, or the default for the optimizer of the task's plan."""
+    """The stated gain, or the default for the task's plan."""
     if stated is not None:
         return stated
-    return GAIN if task.plan.optimizer == "sgd" else SMALL_GAIN
+    return GAIN if task.plan.is_gradient else small_gain(task, STEADY_GAIN)
+
+
+def small_gain(task: Task, of_sgd: float) -> float:
+    """A gain under which the task's optimizer adds gradients up."""
+    plan = task.plan
+    if plan.optimizer == "sgd":
+        return of_sgd
+    growth = 1.0
+    if not plan.decoupled:
+        # Decay adds a multiple of the change so far to a gradient, which epsilon divides, too.
+        growth += plan.learning_rate * plan.weight_decay / plan.added
+    return SHARE_OF_EPSILON * plan.added / min(growth ** (plan.steps - 1), MOST_GROWTH)
 
 
 def in_front(
@@ -91,6 +132,8 @@ def in_front(
     bias: Tensor,
     gain: float,
     kind: str,
+    *,
+    steady: bool = False,
 ) -> Task:
     """The task with a malicious layer of weight (units, N) and bias (units,) before its model. W
     and b are divided by (gain units): the image is brightened by the mean of relu(W_i x + b_i) for
@@ -99,32 +142,39 @@ def in_front(
     if not takes_numbers(task):
         return task
     units, features = weight.shape
-    model = Front(features, units, gain, kind, task.model)
-    return placed(task, model, torch.cat([weight.flatten(), bias]) / (gain * units))
+    model = Front(nn.Linear(features, units), gain, kind, task.model, steady=steady)
+    scale = gain * units
+    layer = {
+        "weight": weight / scale,
+        "bias": bias / scale,
+    }
+    return placed(task, model, model.weights(layer))
 
 
 def placed(
     task: Task,
     model: nn.Module,
-    before: Tensor,
-    *after: Tensor,
+    own: Mapping[str, Tensor],
 ) -> Task:
-    """The task with its model inside another, whose own weights come before and after."""
+    """The task with its model inside another (`inner`), whose `own` weights are given by name."""
     like = task.parameters
+    values = named("inner", task.tensors())
+    for name, value in own.items():
+        values[name] = value.to(like)
+    trained = dict(model.named_parameters())
     kept = task.kept
-    parts = [before.to(like), like, *(at.to(like) for at in after)]
     if kept is not None:
         # No weight of the malicious layer is pruned.
-        first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
-        kept = torch.cat([first, kept, *rest])
-    buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
+        every = {name: torch.ones_like(value) for name, value in trained.items()}
+        every |= named("inner", task.unflatten(kept))
+        kept = torch.cat([value.flatten().bool() for value in every.values()])
     moved = replace(
         task,
         model=model.to(like),
-        parameters=torch.cat(parts),
+        parameters=torch.cat([values[name].flatten() for name in trained]),
         kept=kept,
     )
-    return replace(moved, buffers=buffers)
+    return replace(moved, buffers={n: v for n, v in values.items() if n not in moved.names})
 
 
 def sent_by_attacker(
@@ -149,12 +199,35 @@ def sent_by_attacker(
 
 def planted_task(observation: Observation, kind: str) -> Task:
     """The task with a `Front` of this kind before its model."""
-    return sent_by_attacker(
+    task = sent_by_attacker(
         observation,
-        summed_task,
+        seen_task if _steady(observation) else summed_task,
         lambda task: isinstance(task.model, Front) and task.model.kind == kind,
         lacks=f"{kind}: it has no public images to build one from",
     )
+    if task.plan.optimizer == "lion":
+        raise NotApplicable("a step of Lion shows signs of gradients, not their sizes")
+    return task
+
+
+def gradients_of(observation: Observation) -> Observation:
+    """The observation of a sum of gradients: a steady layer's is one under every optimizer."""
+    return observation if _steady(observation) else undone(observation)
+
+
+def _steady(observation: Observation) -> bool:
+    model = observation.task.model
+    return isinstance(model, Front) and model.frozen is not None
+
+
+def layer_of(task: Task) -> Tensor:
+    """[W | b] (units, N + 1) of the malicious layer that was sent, float64."""
+    model = task.model
+    assert isinstance(model, Front)  # as planted_task found
+    if model.frozen is None:
+        return model.part(task.parameters[None])[0].double()
+    held = [task.buffers[f"frozen.{name}"].flatten() for name, _ in model.frozen.named_buffers()]
+    return model.part(torch.cat(held)[None])[0].double()
 
 
 @dataclass(frozen=True, eq=False)

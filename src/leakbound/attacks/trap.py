@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, answered, public_images
-from leakbound.attacks.planted import placed, sent_by_attacker, takes_numbers
+from leakbound.attacks.planted import placed, sent_by_attacker, small_gain, takes_numbers
 from leakbound.core import Gaussian, Loss, NotApplicable, Observation, Reconstruction, Task
 from leakbound.correlation import Factor
 
@@ -104,7 +104,8 @@ class LinearTrap(Attack):
             often as any estimator can), or "division" (weight gradient over bias gradient, row by
             row, then the mean: under noise its error has no mean; it adds a bias to the layer).
         rows: M, how often the input is copied.
-        scale: factor on the trap's outputs; a larger one has the effect of more rows.
+        scale: factor on the trap's outputs; a larger one has the effect of more rows. None: 1, or
+            so little that gradients stay far below the epsilon of the client's Adam or similar.
         inside: keep the model next to the trap (its parameters use up part of the norm); otherwise
             the trap is the whole model.
         bias: give the trap a trainable bias, whose gradient takes part of the clip norm: the noise
@@ -136,7 +137,7 @@ class LinearTrap(Attack):
 
     estimator: str = "optimal"
     rows: int = 16
-    scale: float = 1.0
+    scale: float | None = None
     inside: bool = False
     bias: bool = False
     norm: float | None = None
@@ -146,7 +147,7 @@ class LinearTrap(Attack):
     def __post_init__(self) -> None:
         check.one_of([*ESTIMATES, "gamma", "division"], estimator=self.estimator)
         check.count(rows=self.rows)
-        check.positive(scale=self.scale)
+        check.given(check.positive, scale=self.scale)
         check.given(check.positive, norm=self.norm)
         check.given(check.count, features=self.features)
         if self.eta is not None:
@@ -167,12 +168,14 @@ class LinearTrap(Attack):
             features = task.public.inputs[0].numel()
         inner = task.model if self.inside else None
         bias = self.bias or self.estimator == "division"
-        model = Trap(features, self.rows, self.scale, bias, inner).to(task.parameters)
+        scale = small_gain(task, 1.0) if self.scale is None else self.scale
+        model = Trap(features, self.rows, scale, bias, inner).to(task.parameters)
         # The gradient of a sum of linear outputs does not depend on the weights.
-        weights = task.parameters.new_zeros(self.rows * (features + bias))
+        own = {f"layer.{name}": torch.zeros_like(w) for name, w in model.layer.named_parameters()}
+        weights = torch.cat([value.flatten() for value in own.values()])
         loss = TrapLoss(self.rows, task.loss if self.inside else None)
         if self.inside:
-            return replace(placed(task, model, weights), loss=loss)
+            return replace(placed(task, model, own), loss=loss)
         return replace(
             task,
             model=model,

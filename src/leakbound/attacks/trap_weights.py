@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.adaptive import undone
 from leakbound.attacks.base import Attack
 from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
@@ -17,7 +16,9 @@ from leakbound.attacks.planted import (
     PixelPrior,
     caught,
     gain_for,
+    gradients_of,
     in_front,
+    layer_of,
     planted_task,
 )
 from leakbound.core import Observation, Reconstruction, Task
@@ -51,15 +52,19 @@ class TrapWeights(Attack):
             `expected` public images (the first 2048).
         expected: the batch size that the tuning targets.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
-            noise that does not scale with a clip norm; a smaller one keeps the rows in place over
-            local steps. None: 100, or 1e-4 if the client trains by Adam or similar.
+            noise that does not scale with a clip norm. None: 100 for one step of SGD, and otherwise
+            little enough for the client's steps to add gradients up.
         seed: the seed of the rows.
         features: number of input values; None: that of the public images.
+
+    For several local steps, or another optimizer than SGD, the layer is sent as `RobbingTheFed`
+    sends its own.
 
     Assumptions: the model takes the input at its own shape.
 
     Raises:
-        NotApplicable: the server is honest, or there is no public data to build the layer from.
+        NotApplicable: the server is honest, there is no public data to build the layer from, or the
+            client trains by Lion.
 
     Source: Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023 (trap weights); the
         subtraction is from this project.
@@ -108,14 +113,16 @@ class TrapWeights(Attack):
             scale = ratio.clamp(1e-3, 1e3)[:, None]
         weight = torch.where(negative, -size, scale * size) / features**0.5
         # The bias moves the lowest value to 0, for which the rows were tuned.
-        return in_front(task, weight, -low * weight.sum(1), gain_for(task, self.gain), "trap")
+        bias = -low * weight.sum(1)
+        gain = gain_for(task, self.gain)
+        return in_front(task, weight, bias, gain, "trap", steady=not task.plan.is_gradient)
 
     def __call__(
         self,
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        observation = undone(observation)
+        observation = gradients_of(observation)
         task = planted_task(observation, "trap")
         prior = PixelPrior.of(observation)
         images = []
@@ -144,9 +151,9 @@ class _WeightReader:
         task: Task,
         prior: PixelPrior,
     ) -> None:
-        parts = task.unflatten(task.parameters)
-        self.weight = parts["layer.weight"].double()
-        self.bias = parts["layer.bias"].double()
+        layer = layer_of(task)
+        self.weight = layer[:, :-1]
+        self.bias = layer[:, -1]
         self.row = row
         self.prior = prior
         self.range = task.input_range

@@ -1,0 +1,223 @@
+"""Malicious layers through PyTorch's own optimizers, several steps, batch norm and bfloat16."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import leakbound
+from leakbound import data
+from leakbound._util import copies
+from leakbound.attacks import LinearTrap, Loki, RobbingTheFed, TrapWeights
+from leakbound.attacks.planted import in_front, layer_of
+from leakbound.core import (
+    Batch,
+    LocalPlan,
+    NotApplicable,
+    Observation,
+    Server,
+    Task,
+    ThreatModel,
+    Unit,
+    Update,
+)
+from leakbound.defenses import GaussianNoise, SecureAggregation, chain
+from leakbound.inspection import inspect
+from leakbound.pairing import squared_distances
+from leakbound.protocol import play
+from leakbound.randomness import stream
+
+MALICIOUS = ThreatModel(server=Server.MALICIOUS, labels_known=False)
+RULES = {
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adam": {"lr": 1e-3, "weight_decay": 1e-2},
+    "AdamW": {"lr": 1e-3, "weight_decay": 1e-2},
+    "RMSprop": {"lr": 1e-3},
+    "Adagrad": {"lr": 1e-2},
+}
+"""PyTorch's optimizers, with the settings that the client has."""
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """1000 public digits and 1000 private ones."""
+    found = data.load("mnist5k")
+    order = torch.randperm(5000, generator=stream(0, "local training"))
+    split = (order[:1000], order[1000:2000])
+    return [Batch(found.inputs[part], found.labels[part]) for part in split]
+
+
+def net(norms=False):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8, track_running_stats=False) if norms else nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2, padding=2),
+        norm,
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 14 * 14, 10),
+    )
+
+
+def task_of(digits, name, steps, *, model=None, size=None, dtype=torch.float32):
+    more = dict(RULES[name])
+    rate = more.pop("lr")
+    plan = LocalPlan(steps, rate, batch_size=size, optimizer=name.lower(), **more)
+    public = Batch(digits[0].inputs.to(dtype), digits[0].labels)
+    model = (model or net()).to(dtype)
+    return Task.of(model, plan=plan, classes=10, public=public)
+
+
+def trained(task, batch, name, *, autocast=False):
+    """The weights that PyTorch's optimizer leaves, flat and in float32."""
+    model = copies.duplicate(task.model)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for key, value in task.tensors().items():
+            tensors[key].data = value.clone()
+    rule = getattr(torch.optim, name)(model.requires_grad_().parameters(), **RULES[name])
+    size = task.plan.batch_size or batch.size
+    for step in range(task.plan.steps):
+        at = step * size % batch.size
+        rule.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(batch.inputs[at : at + size].to(task.parameters))
+            loss = task.loss(output, batch.labels[at : at + size])
+        loss.backward()
+        rule.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).float()
+
+
+def read(task, attack, batch, name, **how):
+    """What the attack makes of the update, by the true images: PSNR (B,) of the nearest answer."""
+    after = trained(task, batch, name, **how)
+    row = (task.parameters.float() - after) / task.plan.learning_rate
+    task = task.to("cpu", torch.float32)
+    seen = Observation(
+        Update(row[None], Unit.CLIENT, (batch.size,)),
+        task,
+        (batch.size,),
+        (1, 28, 28),
+        threat=MALICIOUS,
+        auxiliary=task.public,
+    )
+    return psnr(batch.inputs, attack(seen, stream(0, "attack")).inputs)
+
+
+def psnr(truth, answers):
+    return -10 * squared_distances(truth, answers).amin(1).clamp_min(1e-14).log10()
+
+
+def some(digits, size, at=0):
+    return Batch(digits[1].inputs[at : at + size], digits[1].labels[at : at + size])
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64)])
+def test_several_steps_of_any_optimizer_leave_the_images(digits, name, attack):
+    task = attack.plant(task_of(digits, name, 5))
+    assert int((read(task, attack, some(digits, 4), name) >= 60).sum()) >= 3
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
+def test_images_of_several_batches(digits, name):
+    attack = RobbingTheFed(bins=128)
+    task = attack.plant(task_of(digits, name, 6, size=4))
+    # A third of 12 images share one of 128 bins with probability below 1e-3.
+    assert int((read(task, attack, some(digits, 12), name) >= 60).sum()) >= 8
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_batch_norm_in_training_mode(digits, name):
+    attack = RobbingTheFed(bins=64)
+    task = attack.plant(task_of(digits, name, 10, model=net(norms=True)))
+    assert task.coupled
+    assert int((read(task, attack, some(digits, 4), name) >= 60).sum()) >= 3
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_bfloat16_in_autocast_and_in_weights(digits, name):
+    attack = RobbingTheFed(bins=64)
+    batch = some(digits, 4)
+    task = attack.plant(task_of(digits, name, 3))
+    assert int((read(task, attack, batch, name, autocast=True) >= 40).sum()) >= 3
+    task = attack.plant(task_of(digits, name, 3, dtype=torch.bfloat16))
+    assert task.parameters.dtype == torch.bfloat16
+    assert int((read(task, attack, batch, name) >= 35).sum()) >= 3
+
+
+def test_the_units_stay_and_the_model_works(digits):
+    own = task_of(digits, "AdamW", 10)
+    task = RobbingTheFed(bins=64).plant(own)
+    batch = some(digits, 8)
+    after = task.with_parameters(trained(task, batch, "AdamW"))
+    wide = torch.cat([digits[1].inputs.flatten(1), torch.ones(1000, 1)], 1).double()
+    trained_part = task.model.part(after.parameters[None])[0].double()
+    before = wide @ layer_of(task).T > 0
+    assert torch.equal(before, wide @ (layer_of(task) + trained_part).T > 0)
+    assert bool(trained_part.any())
+    shifted, plain = (leakbound.client.forward(one, batch.inputs) for one in (task, own))
+    assert torch.equal(shifted.argmax(1), plain.argmax(1))
+
+
+def test_neither_a_large_gain_nor_a_trained_layer_survives_steps_of_adam(digits):
+    """What the frozen layer and its gain are for."""
+    batch = some(digits, 4)
+    large = RobbingTheFed(bins=64, gain=1.0)
+    task = large.plant(task_of(digits, "AdamW", 5))
+    assert int((read(task, large, batch, "AdamW") >= 20).sum()) == 0
+    attack = RobbingTheFed(bins=64)
+    own = task_of(digits, "AdamW", 5)
+    published = in_front(own, *attack._layer(own), 1e-4, "imprint")
+    with pytest.raises(NotApplicable, match="5 steps of AdamW"):
+        read(published, attack, batch, "AdamW")
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
+def test_linear_traps(digits, name):
+    attack = LinearTrap(inside=True)
+    task = attack.plant(task_of(digits, name, 5))
+    assert float(read(task, attack, some(digits, 1), name)) >= 60
+
+
+def test_lion_keeps_signs_alone(digits):
+    task = task_of(digits, "AdamW", 1)
+    task = replace(task, plan=LocalPlan(1, 1e-3, optimizer="lion"))
+    for attack in (RobbingTheFed(bins=8), TrapWeights(rows=8)):
+        seen = play(
+            task, [some(digits, 2)], chain(), [stream(0, i) for i in range(2)],
+            threat=MALICIOUS, attack=attack,
+        )  # fmt: skip
+        with pytest.raises(NotApplicable, match="signs of gradients"):
+            attack(seen.observation, stream(0))
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_sum_of_clients_through_local_steps(digits, name):
+    task, attack = task_of(digits, name, 5), Loki(bins=64)
+    clients = [some(digits, 4, at) for at in (0, 4, 8)]
+    streams = [stream(0, "client", i) for i in range(4)]
+    seen = play(task, clients, SecureAggregation(3), streams, threat=MALICIOUS, attack=attack)
+    answers = attack(seen.observation, stream(0)).inputs
+    assert int((psnr(some(digits, 12).inputs, answers) >= 60).sum()) >= 9
+
+
+@pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64), Loki(bins=64)])
+def test_marks_are_found(digits, attack):
+    assert inspect(attack.plant(task_of(digits, "AdamW", 5)))
+    assert not inspect(task_of(digits, "AdamW", 5))
+
+
+@pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64)])
+def test_neither_noise_nor_another_client_is_exposed(digits, attack):
+    own = task_of(digits, "AdamW", 5)
+    batch = some(digits, 4)
+    more = {"attack": attack, "plan": own.plan, "public": digits[0], "threat": MALICIOUS}
+    alone = leakbound.simulate(net(), batch, **more, classes=10)
+    assert alone.verdict.startswith("exposed")
+    noisy = leakbound.simulate(net(), batch, defense=GaussianNoise(1.0), **more, classes=10)
+    assert not noisy.verdict.startswith("exposed")
+    # The images of this client, with those of another one as the truth.
+    answers = alone.reconstruction
+    assert float(psnr(some(digits, 4, 100).inputs, answers).max()) < 20
