@@ -60,9 +60,6 @@ def bound(command: options.BoundOptions) -> int:
     with errors.status("bounding ..."):
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
-    lift = partial(success_bound, edges.setting)
-    known = command.known if examples is None else examples.known(command.known)
-    three = [row for rows in attackers(command, examples, known, [lift]) for row in rows]
     result = {
         "setting": edges.setting,
         "delta": command.delta,
@@ -70,17 +67,21 @@ def bound(command: options.BoundOptions) -> int:
         "accepted": command.accept,
         "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
-        "attackers": msgspec.to_builtins(three),
         "attained_scope": edges.attained_scope,
         "bound_scope": edges.bound_scope,
         "unit": sentences.unit_of(edges.setting.people),
     }
-    if command.json:
-        print(as_json(result))
-    else:
+    if not command.json:
         _show_bound(result, edges, examples, explain=command.explain)
         _show_count(edges.setting.people, command.people)
-        show_attackers(three)
+    lift = partial(success_bound, edges.setting)
+    known = command.known if examples is None else examples.known(command.known)
+    # Imputers take seconds: the stranger's table is on the screen before.
+    three = [row for rows in attackers(command, examples, known, [lift]) for row in rows]
+    result["attackers"] = msgspec.to_builtins(three)
+    if command.json:
+        print(as_json(result))
+    show_attackers([] if command.json else three)
     if command.out is not None:
         contents = as_json(result).encode(), _plot(edges, command)
         write_results(
