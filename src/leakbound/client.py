@@ -610,12 +610,12 @@ def local_update(
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
     first = slope(task, inputs[slices[0]], labels[slices[0]])
-    total, state = _change(plan, 1, first, task.parameters, None)
+    total, state = stepped(plan, 1, first, task.parameters, None)
     for step in range(1, plan.steps):
         part = slices[step % len(slices)]
         moved = task.parameters - plan.learning_rate * total
         gradient_there = slope(task, inputs[part], labels[part], moved)
-        change, state = _change(plan, step + 1, gradient_there, moved, state)
+        change, state = stepped(plan, step + 1, gradient_there, moved, state)
         total = total + change
     return total
 
@@ -702,7 +702,7 @@ TINY = 1e-30
 """Added to squares below a root, whose slope is then finite at 0; it is far below any epsilon."""
 
 
-def _change(
+def stepped(
     plan: LocalPlan,
     step: int,
     slope: Tensor,
@@ -725,7 +725,7 @@ def _direction(
     slope: Tensor,
     state: State | None,
 ) -> tuple[Tensor, State | None]:
-    """As `_change`, without weight decay."""
+    """As `stepped`, without weight decay."""
     keep, keep_square = plan.decays
     zero = torch.zeros_like(slope)
     if plan.optimizer == "sgd":

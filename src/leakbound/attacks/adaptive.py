@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import seen_task
+from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.rounding import deviation_of
 from leakbound.core import Exact, Gaussian, LocalPlan, NotApplicable, Observation, Task, Unit
 
@@ -112,11 +113,10 @@ def undone(observation: Observation) -> Observation:
     if plan.is_sum:
         return observation
     update = observation.update
-    rows = without_decay(observation)
     if plan.optimizer == "sgd":
-        left = replace(plan, weight_decay=0.0)
-        return _with_plan(replace(observation, update=replace(update, rows=rows)), task, left)
+        return beside_decay(observation, task)
     check_one_step(observation)
+    rows = step_rows(observation)
     step = Step.of(task, rows)
     keep = step.keep
     size = rows.double().abs()
@@ -137,23 +137,23 @@ def undone(observation: Observation) -> Observation:
         law=Gaussian(spread.square().expand_as(rows)),
         mask=known.expand_as(rows),
     )
-    return _with_plan(replace(observation, update=changed), task, LocalPlan())
+    # No defense changes the task again.
+    left = replace(task, plan=LocalPlan())
+    return replace(observation, update=changed, task=left, defense=None)
 
 
-def without_decay(observation: Observation) -> Tensor:
-    """The rows (R, P) without weight decay that the plan states beside gradients.
+def step_rows(observation: Observation) -> Tensor:
+    """The rows (R, P) of steps of an optimizer, without the decay that it subtracts beside them.
 
     Raises:
         NotApplicable: rows of several clients, or of examples.
     """
     task = seen_task(observation)
-    plan = task.plan
     if observation.update.unit is not Unit.CLIENT:
-        raise NotApplicable(f"{plan.rule} is not undone in a sum of clients or for examples")
-    rows = observation.update.rows
-    if not plan.weight_decay or not (plan.decoupled or plan.optimizer == "sgd"):
-        return rows
-    return rows - decayed(plan) * task.parameters
+        raise NotApplicable(f"{task.plan.rule} is not undone in a sum of clients or for examples")
+    if task.plan.decoupled:
+        observation = beside_decay(observation, task)
+    return observation.update.rows
 
 
 def check_one_step(observation: Observation) -> None:
@@ -254,22 +254,6 @@ class Step:
         return (weight * step).sum(over) / (total + 1e-12 * total.max())
 
 
-def decayed(plan: LocalPlan) -> float:
-    """The multiple of the weights before in the update, in gradient units, of decay that SGD adds
-    to gradients or AdamW and Lion subtract. The change of later gradients is left out.
-
-    Example:
-        >>> round(decayed(LocalPlan(2, 0.1, weight_decay=0.5)), 4)
-        0.975
-    """
-    weight = 1.0
-    speed = 0.0
-    for _ in range(plan.steps):
-        speed = plan.momentum * speed + plan.weight_decay * weight
-        weight -= plan.learning_rate * speed
-    return (1 - weight) / plan.learning_rate
-
-
 def first_step(plan: LocalPlan) -> float:
     """How many learning rates an adaptive optimizer's first step moves a weight of large gradient.
 
@@ -284,12 +268,3 @@ def _rounding(task: Task) -> Tensor:
     """(P,) the standard deviation of one rounding of each weight, as the client stores it."""
     parts = task.unflatten(task.parameters).values()
     return torch.cat([deviation_of(value).flatten() for value in parts])
-
-
-def _with_plan(
-    observation: Observation,
-    task: Task,
-    plan: LocalPlan,
-) -> Observation:
-    """With a task that no defense changes again."""
-    return replace(observation, task=replace(task, plan=plan), defense=None)

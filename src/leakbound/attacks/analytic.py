@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
-from leakbound.attacks.adaptive import Step, undone, without_decay
+from leakbound.attacks.adaptive import Step, step_rows, undone
 from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, seen_task
 from leakbound.attacks.blind import answered, gray, public_images
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -166,7 +166,7 @@ def _behind_step(observation: Observation, name: str) -> Tensor | None:
     plan = task.plan
     if plan.optimizer == "sgd" or (plan.weight_decay > 0 and not plan.decoupled):
         return None
-    step = Step.of(task, without_decay(observation).sum(0))
+    step = Step.of(task, step_rows(observation).sum(0))
     weight, bias = _names(name)
 
     def layer(flat: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.pace import is_over
 from leakbound.client import call, example_gradients, forward, simulate
 from leakbound.core import (
@@ -37,7 +38,7 @@ __all__ = [
     "expected_rows",
     "outputs_of",
     "seen_task",
-    "summed_task",
+    "summed",
 ]
 
 
@@ -342,19 +343,19 @@ def parameter(layer: str, what: str) -> str:
     return f"{layer}.{what}" if layer else what
 
 
-def summed_task(observation: Observation) -> Task:
-    """As `seen_task`, for attacks that need an update which is a sum of gradients.
+def summed(observation: Observation) -> Observation:
+    """The observation for attacks that need a sum of gradients: without known weight decay of SGD.
 
     Raises:
-        NotApplicable: the client trains by another optimizer than SGD.
+        NotApplicable: the client trains by another optimizer than SGD, or as `idle.beside_decay`.
     """
     task = seen_task(observation)
-    if not task.plan.is_sum:
+    if task.plan.optimizer != "sgd":
         raise NotApplicable(
             f"the client trains by {task.plan.rule}, whose update is no sum of "
             "gradients: what it leaks is undecided, not protected"
         )
-    return task
+    return beside_decay(observation, task)
 
 
 def expected_rows(

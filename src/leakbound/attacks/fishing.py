@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from leakbound import check, client
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.base import Attack, seen_task, summed
 from leakbound.attacks.blind import answered
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
@@ -173,9 +173,10 @@ class Fishing(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = summed(observation)
         task = sent_by_attacker(
             observation,
-            summed_task,
+            seen_task,
             lambda task: _label(task) is not None,
             lacks="fishing output layer: there are no public examples, or no classes to choose by",
         )

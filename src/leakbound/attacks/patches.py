@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from leakbound import check
-from leakbound.attacks.base import Attack, modules_of, seen_by, summed_task
+from leakbound.attacks.base import Attack, modules_of, seen_by, seen_task, summed
 from leakbound.attacks.blind import answered
 from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.pace import tick
@@ -67,7 +67,8 @@ class PatchInversion(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         if observation.examples > 1:
             raise NotApplicable("the patches of several images add up: it is for one image")
         name, layer = patch_layer(task, observation.input_shape)
@@ -237,7 +238,8 @@ class PatchSpan(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         count = observation.examples
         if count < 2:
             raise NotApplicable("it is for several images; patch_inversion solves for one")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound.attacks.adaptive import undone
-from leakbound.attacks.base import seen_task, summed_task
+from leakbound.attacks.base import seen_task, summed
 from leakbound.attacks.blind import public_examples
 from leakbound.core import (
     Exact,
@@ -201,7 +201,7 @@ def planted_task(observation: Observation, kind: str) -> Task:
     """The task with a `Front` of this kind before its model."""
     task = sent_by_attacker(
         observation,
-        seen_task if _steady(observation) else summed_task,
+        lambda seen: seen_task(seen if _steady(seen) else summed(seen)),
         lambda task: isinstance(task.model, Front) and task.model.kind == kind,
         lacks=f"{kind}: it has no public images to build one from",
     )

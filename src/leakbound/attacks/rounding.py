@@ -14,6 +14,9 @@ ON_GRID = 0.1
 a quarter.
 """
 
+NEAR = 1e-6
+"""The relative difference up to which a value in float32 is one of half precision."""
+
 
 def stored_type(value: Tensor) -> torch.dtype:
     """The coarsest type that holds all values of a tensor: mixed precision leaves halves in it."""
@@ -30,6 +33,15 @@ def narrowest(values: Tensor) -> torch.dtype | None:
     return next((kind for kind in _NARROW if torch.equal(values.to(kind).double(), values)), None)
 
 
+def type_near(values: Tensor, other: torch.dtype) -> torch.dtype:
+    """The coarsest type of halves that values fit, up to what float32 rounds; else `other`."""
+    # The coarser one first: float16 holds most values of bfloat16.
+    for kind in reversed(HALVES):
+        if torch.allclose(values.to(kind).to(values), values, rtol=NEAR, atol=0):
+            return kind
+    return other
+
+
 def unit_of(values: Tensor, kind: torch.dtype) -> Tensor:
     """The distance of neighbors in a type at each value."""
     least = torch.finfo(kind).smallest_normal
@@ -38,18 +50,18 @@ def unit_of(values: Tensor, kind: torch.dtype) -> Tensor:
     return torch.finfo(kind).eps * torch.exp2(exponent.double() - 1)
 
 
-def spacing(
+def grid(
     change: Tensor,
     before: Tensor,
     sent: Tensor | None,
-) -> Tensor | None:
-    """The spacing of the weights if `change` is a difference to rounded weights, else None.
+) -> torch.dtype | None:
+    """The type of the weights if `change` is a difference to rounded weights, else None.
 
-    Then the weights after are whole multiples of it, and those that changed did so by one or more.
+    Then the weights after are whole multiples of their spacing, and those that changed did so by
+    one or more.
     """
     if sent is not None:
-        kind = narrowest(sent)
-        return None if kind is None else unit_of(sent, kind)
+        return narrowest(sent)
     after = before - change
     held = narrowest(before)
     for kind in _NARROW:
@@ -59,8 +71,18 @@ def spacing(
             # A smaller change than the spacing shows that weights are not rounded to it.
             off = torch.where((change != 0) & (change.abs() < unit / 4), 0.5, off)
         if change.any() and float(off.mean()) < ON_GRID:
-            return unit
+            return kind
     return None
+
+
+def spacing(
+    change: Tensor,
+    before: Tensor,
+    sent: Tensor | None,
+) -> Tensor | None:
+    """The spacing of the weights after, if they are of a type that `grid` finds; else None."""
+    kind = grid(change, before, sent)
+    return None if kind is None else unit_of(before - change if sent is None else sent, kind)
 
 
 def deviation_of(weights: Tensor) -> Tensor:

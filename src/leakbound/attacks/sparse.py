@@ -17,7 +17,8 @@ from leakbound.attacks.base import (
     modules_of,
     parameter,
     seen_by,
-    summed_task,
+    seen_task,
+    summed,
     uniform_inputs,
 )
 from leakbound.attacks.blind import answered, gray
@@ -131,7 +132,8 @@ class SparseRecovery(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         count = observation.examples
         if not observation.update.rows.isfinite().all():
             raise NotApplicable("the update is not finite")

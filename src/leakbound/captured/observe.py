@@ -15,7 +15,7 @@ from leakbound._util import copies
 from leakbound._util.memory import GB, Allowed
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
-from leakbound.attacks.adaptive import decayed
+from leakbound.attacks.idle import idle
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
 from leakbound.captured import decay, declared, norms, optimizer, proofs
@@ -408,7 +408,8 @@ def _decay(
         return decay.same(task, stated)
     plan = replace(rule or LocalPlan(), steps=steps or 1, learning_rate=rate, weight_decay=stated)
     if not plan.decoupled:
-        return decay.same(task, rate * decayed(plan))
+        one = torch.ones(1, dtype=torch.float64)
+        return decay.same(task, rate * float(idle(plan, one)))
     # PyTorch multiplies the weights by a number in their own precision.
     kept = torch.tensor(1 - rate * stated, dtype=task.parameters.dtype)
     return decay.same(task, 1 - float(kept) ** plan.steps)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.base import summed_task
+from leakbound.attacks.base import seen_task, summed
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.randomness import stream
@@ -86,7 +86,8 @@ class TensorMethod:
 
     def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
         """The features behind the update; NotApplicable if the update does not allow it."""
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         public = task.public if observation.auxiliary is None else observation.auxiliary
         head = find_head(task, observation.input_shape, None if public is None else public.inputs)
         chosen, spread = random_units(task, head, self.random)

@@ -15,7 +15,8 @@ from leakbound.attacks.base import (
     modules_of,
     parameter,
     seen_by,
-    summed_task,
+    seen_task,
+    summed,
     uniform_inputs,
 )
 from leakbound.attacks.blind import gray, public_examples
@@ -122,7 +123,8 @@ def listen(
     layer: str | None = None,
 ) -> Heard:
     """Separate the gradient of the named linear layer, or of the first trained one that runs."""
-    task = summed_task(observation)
+    observation = summed(observation)
+    task = seen_task(observation)
     name, probe, inputs = probed(task, observation, generator, layer)
     image = has_neighbors(observation.input_shape) and torch.equal(inputs, probe.flatten(1))
     small = NEAR * float(inputs.square().mean().sqrt())
@@ -234,7 +236,8 @@ class CocktailPartyImages(CocktailParty, Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:

@@ -17,7 +17,7 @@ from leakbound.attacks.base import (
     each_row,
     parameter,
     seen_task,
-    summed_task,
+    summed,
 )
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.knowing import paired
@@ -130,6 +130,7 @@ class SpanDecoding(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = summed(observation)
         task = seen_task(observation)
         seen = view(task, table_domain(task))
 
@@ -269,7 +270,7 @@ def decoded(
     if row.is_zero:
         return Answer(prior_rows(row, seen.domain), VANISHED)
     # Refuses optimizers whose update is no sum of gradients.
-    summed_task(row.observation)
+    summed(row.observation)
     if row.known is None:
         return _searched(row, seen, prefixes)
     try:

@@ -13,6 +13,7 @@ from leakbound import check
 from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, parameter, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.span import above_noise
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, table_domain, view
@@ -43,8 +44,9 @@ class TouchedRows(Attack):
     Args:
         prefixes: the largest number of prefixes that span decoding keeps.
 
-    Assumptions: no weight decay and no optimizer state of earlier rounds, which change all weights.
-        An example without gradient (all units off) touches none. Counts of levels are not inferred.
+    Assumptions: weight decay is known, and no optimizer state of earlier rounds, which change all
+        weights. An example without gradient (all units off) touches none. Counts of levels are not
+        inferred.
     `facts` has the touched levels of every column of which another level is not touched. It is
     empty if the model may change rows at random before the layer.
 
@@ -76,6 +78,7 @@ class TouchedRows(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = beside_decay(observation, seen_task(observation))
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)
@@ -123,6 +126,7 @@ class TouchedRows(Attack):
 
     def levels(self, observation: Observation) -> dict[str, tuple[str, ...]]:
         """The touched levels of each such column, in any row of the update."""
+        observation = beside_decay(observation, seen_task(observation))
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task, summed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.rounding import narrowest, spacing
 from leakbound.attacks.span import Span, Tolerance
@@ -421,7 +421,8 @@ class AdapterPursuit(Attack):
             rows, problem = _filled(result, row.count, domain.length)
             return Answer(rows, problem, result.residual)
 
-        answer = each_row(observation, summed_task(observation), one)
+        observation = summed(observation)
+        answer = each_row(observation, seen_task(observation), one)
         if not all(result.certain for result in each) or not handed_on(observation.task):
             return answer
         tokens = sorted(set().union(*(result.tokens for result in each)))
@@ -429,13 +430,13 @@ class AdapterPursuit(Attack):
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""
-        rows = rows_of(observation, summed_task(observation))
+        rows = _sums(observation)
         each = (self._of_row(row).tokens for row in rows)
         return tuple(sorted(set().union(*each)))
 
     def found(self, observation: Observation) -> FoundTokens:
         """The tokens in the first row of the update, and whether they are certain."""
-        return self._of_row(rows_of(observation, summed_task(observation))[0])
+        return self._of_row(_sums(observation)[0])
 
     @torch.no_grad()
     def _of_row(self, row: SentRow) -> FoundTokens:
@@ -517,6 +518,12 @@ def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
 
 
+def _sums(observation: Observation) -> list[SentRow]:
+    """The rows of the update, as sums of gradients."""
+    observation = summed(observation)
+    return rows_of(observation, seen_task(observation))
+
+
 def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
     """The client's rows of earlier rounds in which the layer got the same inputs for the same
     tokens: what precedes it has not changed.
@@ -526,10 +533,10 @@ def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
     rows = list[SentRow]()
     for seen in row.observation.history:
         with suppress(NotApplicable):
-            task = summed_task(seen)
-            same = inputs_of(task, layer.hook, ids).equal(now)
-            if same and len(seen.update.rows) == len(row.observation.update.rows):
-                rows.append(SentRow(seen, task, row.at, row.count))
+            earlier = _sums(seen)
+            same = inputs_of(earlier[0].task, layer.hook, ids).equal(now)
+            if same and len(earlier) == len(row.observation.update.rows):
+                rows.append(earlier[row.at])
     return rows
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.span import Span, above_noise
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
@@ -55,8 +56,8 @@ class TokenRows(Attack):
 
     If the output layer shares the table, its gradient adds a vector to every row. These vectors lie
     in the span of the N output states. The attack estimates this span from the smallest rows and
-    projects it out, which works while N is below the width. Weight decay adds a multiple of the
-    weights to every row, and the attack removes it.
+    projects it out, which works while N is below the width. Weight decay changes every row, and the
+    attack removes what it does alone.
 
     For one sequence with learned positions, it finds the order, too: the rows of words are sums of
     the rows of positions, by a matrix of 0 and 1 that says which token is where.
@@ -97,6 +98,7 @@ class TokenRows(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
+        observation = beside_decay(observation, seen_task(observation))
         task = seen_task(observation)
         domain = token_domain(task)
         table = word_table(task)
@@ -134,6 +136,7 @@ class TokenRows(Attack):
         In a causal model that is scored by the next token, the last tokens are among them only if
         labels are known.
         """
+        observation = beside_decay(observation, seen_task(observation))
         task = seen_task(observation)
         table = word_table(task)
         tokens = set[int]()
@@ -230,7 +233,9 @@ class _Rows:
             loud = above_noise(observation, values, spread, CHANCE / len(values))
             rows = _Rows(values, loud, None, _level(spread))
         else:
-            rows = _Rows(values, values.any(1), None, 0.0)
+            touched = values.any(1)
+            # If all rows changed, something else than tokens may have done so.
+            rows = _Rows(values, touched, None, 0.0, clear=not bool(touched.all()))
             if int(rows.seen.sum()) > most:
                 rows = _decayed(_part(task, table.weight, task.parameters), values, most)
         kept = rows.seen.clone()

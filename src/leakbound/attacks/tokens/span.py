@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task, summed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.pace import is_over
 from leakbound.attacks.span import Span, Tolerance
@@ -128,6 +128,7 @@ class TokenSpan(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         scene = _Scene.of(observation)
+        observation = scene.observation
 
         def one(row: SentRow) -> Answer:
             if row.is_zero:
@@ -162,7 +163,7 @@ class TokenSpan(Attack):
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update that pass the first layer's test, in order."""
         scene = _Scene.of(observation)
-        rows = rows_of(observation, scene.task)
+        rows = rows_of(scene.observation, scene.task)
         each = (scene.listed(row)[0] for row in rows if not row.is_zero)
         return tuple(sorted({k for options in each for tokens in options for k in tokens.tolist()}))
 
@@ -231,7 +232,8 @@ class _Scene:
 
     @staticmethod
     def of(observation: Observation) -> _Scene:
-        task = summed_task(observation)
+        observation = summed(observation)
+        task = seen_task(observation)
         domain = token_domain(task)
         first, later = chosen(readers(task))
         later = later[: 1 + CONFIRM]
