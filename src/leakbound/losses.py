@@ -46,6 +46,7 @@ class NamedLoss:
             scale * (mean(output) - label) / (B * terms). None: it has another form.
         slope: the derivative of `mean`, as a function of the mean.
         coded: labels are class numbers (B,), which are turned into a 0 or 1 per output.
+        flags: labels are a 0 or 1 for each of several classes, (B, L).
         assumed: of functions that leakbound does not know: `targets` is the form of labels that
             the function took in a call (`fitted`), so their range is not checked.
 
@@ -62,6 +63,7 @@ class NamedLoss:
     slope: Callable[[Tensor], Tensor] | None = None
     scale: float = 1.0
     coded: bool = False
+    flags: bool = False
     assumed: bool = False
 
     def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
@@ -113,7 +115,8 @@ class NamedLoss:
         return labels.reshape(output.shape)
 
     def of_data(self, labels: Tensor) -> NamedLoss:
-        """The loss on a data set's labels: numbers (N,), class numbers (N,), or class maps.
+        """The loss on a data set's labels: numbers (N,), class numbers (N,), a float of 0 or 1 for
+        each class (N, L), or class maps.
 
         Raises:
             ValueError: it does not take such labels, nor others that can be made of them.
@@ -121,9 +124,16 @@ class NamedLoss:
         if self.targets == "any":
             return self
         elements = self.targets in ("binary", "real", "count")
+        several = labels.ndim == 2 and labels.is_floating_point()
+        if several and self.name == "cross_entropy":
+            return replace(LOSSES["bce"], flags=True)
         if labels.ndim > 1 and self.name == "cross_entropy":
             return LOSSES["next_token" if labels.ndim == 2 else "dense_cross_entropy"]
-        if labels.ndim == 2:
+        if several:
+            what = "a 0 or 1 for each class"
+            fits = elements
+            fitting = "bce, mse, l1, poisson"
+        elif labels.ndim == 2:
             what = "tokens"
             fits = self.of_inputs
             fitting = "next_token, token_cross_entropy"
@@ -143,12 +153,13 @@ class NamedLoss:
             raise ValueError(
                 f"loss is {self.name!r}, but the data's labels are {what}; give one of {fitting}"
             )
-        return replace(self, coded=True) if what == "class numbers" and elements else self
+        coded = what == "class numbers" and elements
+        return replace(self, coded=coded, flags=several) if coded or several else self
 
     def outputs(self, classes: int) -> int:
         """Outputs of a model for this many classes, 0 for labels that are numbers; per pixel."""
-        one = not classes or self.targets == "mask" or (self.targets == "binary" and classes == 2)
-        return 1 if one else classes
+        both = self.targets == "binary" and classes == 2 and not self.flags
+        return 1 if both or not classes or self.targets == "mask" else classes
 
     def misfit(self, output: Tensor, count: int) -> str | None:
         """Why a model's output for this many examples does not fit the loss; None if it does."""

@@ -3,6 +3,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 
 from leakbound.data import load
 from leakbound.data import raw as raw_module
@@ -62,6 +63,17 @@ def test_class_maps(shape, places, channel, tmp_path):
         load(source)
 
 
+@pytest.mark.parametrize("kind", ["u1", "?", "f4"])
+def test_several_labels(kind, tmp_path):
+    labels = np.array([[0, 1, 1], [1, 0, 1]], kind)
+    data = load(save(tmp_path / "a.npz", x=np.zeros((2, 4, 5)), y=labels))
+    assert data.labels.dtype == torch.float32
+    assert np.array_equal(data.labels.numpy(), labels)
+    assert data.class_names == ("0", "1", "2")
+    other = load(save(tmp_path / "b.npz", x=np.zeros((2, 4, 5)), y=labels[::-1]))
+    assert other.fingerprint != data.fingerprint
+
+
 def test_a_volume_is_not_resized(tmp_path):
     source = save(tmp_path / "a.npz", x=np.zeros((2, 1, 4, 4, 4)), y=LABELS)
     assert load(source).domain.name == "volumes"
@@ -115,7 +127,12 @@ def test_compressed_arrays_are_read(tmp_path):
         ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 10**12])}, "labels from 0 to 10000"),
         ({"x": np.zeros((2, 4, 4)), "y": np.array([0, 2**64 - 1], "u8")}, "labels from -1"),
         ({"x": np.zeros((2, 4, 4)), "y": np.array([0.0, 1.0])}, "whole numbers"),
-        ({"x": np.zeros((2, 4, 4)), "y": LABELS[:, None]}, "whole numbers"),
+        (
+            {"x": np.zeros((2, 4, 4)), "y": LABELS[:, None]},
+            "hold 2; .* one class number",
+        ),
+        ({"x": np.zeros((2, 4, 4)), "y": np.array([[0, 1], [1, 3]])}, "hold 3; .* a 0 or 1"),
+        ({"x": np.zeros((2, 4, 4)), "y": np.array([["a"], ["b"]])}, "labels|type"),
         ({"x": np.zeros((2, 4, 4)), "inputs": np.zeros((2, 4, 4)), "y": LABELS}, "holds 2 arrays"),
         ({"x": np.zeros((2, 4, 4))}, "0 arrays named labels or y .it holds: 'x.npy'"),
         ({"x": np.zeros((2, 4, 4), bool), "y": LABELS}, "type bool"),

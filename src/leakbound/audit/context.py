@@ -238,7 +238,9 @@ class PlanContext:
             return None
         taken = self._order(size, clients, seed)[: size * clients]
         labels = self.dataset.labels
-        if labels.is_floating_point():  # near labels count as equal, by the ranks of all
+        if (
+            labels.is_floating_point() and labels.ndim == 1
+        ):  # near labels count as equal, by the ranks of all
             return self.batch(rest[:MOST])
         same = comparable(labels[taken], labels[rest])
         return self.batch(torch.cat([rest[same][:MOST], rest[~same][:FEWEST]]))
@@ -415,8 +417,10 @@ def one_line(error: BaseException) -> str:
 
 
 def named_code_of(plan: Plan) -> list[str]:
-    """What a plan names as "package.module:build": models, settings of attacks, and the loss."""
+    """What a plan names as "package.module:build": models, settings of attacks, data, the loss."""
     named = {model.name for model in plan.models}
+    if data.sources.is_code(plan.data.source):
+        named.add(plan.data.source.partition(",")[0])
     if is_code(plan.data.loss):
         named.add(plan.data.loss.partition(",")[0])
     for attack in plan.attacks:

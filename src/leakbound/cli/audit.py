@@ -107,6 +107,7 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
         source = {"source": command.data}
         if command.schema is not None:
             source["schema"] = str(command.schema)
+        shared.announce_data("data", command.data)
         dataset = data.load(command.data, schema=command.schema)
         name = "quick"
         if dataset.columns:

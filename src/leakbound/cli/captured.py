@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -38,7 +37,7 @@ from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
-from leakbound.cli.shared import Bar, verdicts
+from leakbound.cli.shared import Bar, announce, announce_data, verdicts
 from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
@@ -155,7 +154,8 @@ def _settings(
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     classes = command.classes
     if is_code(command.loss):
-        _announce("loss", command.loss.partition(",")[0])
+        announce("--loss", command.loss)
+    announce_data("public", command.public)
     loss = named(command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
@@ -320,7 +320,7 @@ def _adapted(
 def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
     name = command.model.partition(",")[0]
     if ":" in name:
-        _announce("model", name)
+        announce("--model", name)
     model: nn.Module = registry.parse(
         "model",
         command.model,
@@ -330,14 +330,6 @@ def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
         **({} if settings.domain is None else {"domain": settings.domain}),
     )
     return model
-
-
-def _announce(what: str, path: str) -> None:
-    errors.say(f"importing Python code that --{what} names: {brief(path)}")
-    here = str(Path.cwd())
-    # Last: a module here must not take the place of an installed one.
-    if here not in sys.path:
-        sys.path.append(here)
 
 
 def _shape(text: str) -> tuple[int, ...]:

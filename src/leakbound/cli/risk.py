@@ -28,7 +28,7 @@ from leakbound.assess.record import AttackerRow
 from leakbound.bounds.counting import CONFIDENCE, Lift, PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
-from leakbound.cli.shared import check_files, plural, write_results
+from leakbound.cli.shared import announce_data, check_files, plural, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
 from leakbound.risk.attackers import attackers_under, refuse_model
@@ -151,6 +151,7 @@ def calibration(command: options.Calibrate) -> int:
     settings = asdict(command)
     for name in ("deployment", "audience", "unit", "json", "target", "explain"):
         del settings[name]
+    announce_data("data", command.data)
     with errors.status("calibrating ..."):
         calibrated = calibrate(command.target, **settings)
     if command.json:
@@ -166,6 +167,7 @@ def calibration(command: options.Calibrate) -> int:
 
 def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
     """The examples that the options name; `known` are dim and norm."""
+    announce_data("data", command.data)
     names = ("size", "channels", "schema", "person", "exclude", "input_range")
     known["person_sizes"] = person_sizes(command.people, command.people_mean)
     return Examples.of(command.data, **{name: getattr(command, name) for name in names}, **known)

@@ -26,6 +26,7 @@ from leakbound.assess.record import VERDICTS, Assessment, Training
 from leakbound.audit.context import named_code_of
 from leakbound.audit.plan import Experiment, Plan
 from leakbound.cli.terminal import brief, console, errors, safe
+from leakbound.data.sources import is_code
 
 EVERY = 10.0
 """Seconds between two lines if there is no terminal."""
@@ -165,7 +166,22 @@ def workers_of(asked: int) -> int:
 
 def announce_code(plan: Plan) -> None:
     for name in named_code_of(plan):
-        errors.say(f"importing Python code that the plan names: {brief(name)}")
+        announce("the plan", name)
+
+
+def announce_data(option: str, source: str | None) -> None:
+    """Say that a source of data is code, if it is."""
+    if source is not None and is_code(source):
+        announce(f"--{option}", source)
+
+
+def announce(who: str, path: str) -> None:
+    """Say that code is imported, and find modules in this folder too."""
+    errors.say(f"importing Python code that {who} names: {brief(path.partition(',')[0])}")
+    here = str(Path.cwd())
+    # Last: a module here must not take the place of an installed one.
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def check_files(folder: Path, names: Iterable[str]) -> None:

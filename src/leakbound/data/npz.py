@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound.data import raw
-from leakbound.data.raw import Options, Raw, numbered
+from leakbound.data.raw import Options, Raw, flags, numbered
 from leakbound.tensors.archive import open_archive, read_array
 
 Array = np.ndarray
@@ -20,11 +20,12 @@ def read_npz(path: Path, options: Options) -> Raw:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), or volumes (N, C, D, H, W), and labels.
 
     Values are in 0..255 or [0, 1]; with `bits`, whole numbers are in 0..2^bits - 1. Labels are
-    class numbers (N,), or class maps (N, *S) or (N, 1, *S) of the places *S of an example.
+    class numbers (N,), a 0 or 1 for each of L classes (N, L), or class maps (N, *S) or (N, 1, *S)
+    of the places *S of an example.
     """
     with open_archive(path) as archive:
         images = _images(_array(archive, ("inputs", "x", "images")), options.bits)
-        labels = _array(archive, ("labels", "y"))
+        labels = _array(archive, ("labels", "y"), or_bool=True)
     if len(images) != len(labels):
         raise ValueError(
             f"{str(path)!r} holds {len(images)} images and {len(labels)} labels; give one for each"
@@ -32,17 +33,26 @@ def read_npz(path: Path, options: Options) -> Raw:
     places = tuple(images.shape[2:])
     if labels.shape[1:] == (1, *places):
         labels = labels[:, 0]
+    if labels.ndim == 2:
+        if labels.dtype.kind not in "uifb":
+            raise ValueError(f"labels have type {labels.dtype}; give a 0 or 1 for each class")
+        return Raw(images, *flags("labels", torch.from_numpy(labels.astype(np.float32))))
     if labels.shape[1:] not in ((), places) or labels.dtype.kind not in "ui":
         raise ValueError(
             f"labels have shape {labels.shape} and type {labels.dtype}; give whole numbers (N,), "
-            f"or class maps (N, {', '.join(map(str, places))})"
+            f"zeros and ones (N, L), or class maps (N, {', '.join(map(str, places))})"
         )
     raw.within_limit(f"labels of shape {labels.shape}", 8 * labels.size)
     numbers = torch.from_numpy(labels.astype(np.int64))
     return Raw(images, numbers, numbered(f"{str(path)!r}", numbers))
 
 
-def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
+def _array(
+    archive: zipfile.ZipFile,
+    names: tuple[str, ...],
+    *,
+    or_bool: bool = False,
+) -> Array:
     members = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
     if len(members) != 1:
         held = ", ".join(repr(info.filename) for info in archive.infolist()[:20])
@@ -52,7 +62,7 @@ def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
         )
     member = members[0]
     array = read_array(archive, member, raw.MAX_BYTES)
-    if array.dtype.kind == "b":
+    if array.dtype.kind == "b" and not or_bool:
         raise ValueError(f"{member.filename!r} holds values of type bool; give whole numbers")
     if not array.shape or min(array.shape) < 1:
         raise ValueError(

@@ -114,6 +114,21 @@ def numbered(what: str, labels: Tensor) -> tuple[str, ...]:
     return tuple(str(k) for k in range(high + 1))
 
 
+def flags(what: str, labels: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels (N, L) of several classes at once as float32, and the names of the L classes.
+
+    Raises:
+        ValueError: they are not all 0 or 1.
+    """
+    odd = labels[(labels != 0) & (labels != 1)]
+    if len(odd):
+        raise ValueError(
+            f"{what} of shape {tuple(labels.shape)} hold {float(odd[0]):g}; for several classes at "
+            "once give a 0 or 1 for each, else one class number for each example, (N,)"
+        )
+    return labels.float(), tuple(map(str, range(labels.shape[1])))
+
+
 def interleave(labels: Tensor) -> Tensor:
     """An order that takes one image of each class in turn, so that any first N vary."""
     values = labels.numpy()

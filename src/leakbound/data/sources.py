@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.core import Batch
 from leakbound.data.cifar import read_cifar
+from leakbound.data.code import read_code
 from leakbound.data.idx import read_idx
 from leakbound.data.images import PERSONS, read_folder, read_zip
 from leakbound.data.npz import read_npz
@@ -28,6 +31,7 @@ from leakbound.data.raw import (
     Raw,
     expect,
     fit,
+    flags,
     shape_after,
     unsized,
     within_limit,
@@ -93,6 +97,7 @@ ENDINGS = dict.fromkeys(SUFFIXES, "table") | {".npz": "npz", ".zip": "zip"}
 SOURCES: dict[str, str] = {
     **{name: source.text for name, source in PACKAGED.items()},
     **{f"{name}:PATH": source.text for name, source in AT_PATH.items()},
+    "package.module:name": "a data set that your code builds, as PyTorch's or MONAI's",
 }
 """Source form -> one line on what it gives."""
 _LACKS = {
@@ -104,6 +109,7 @@ _LACKS = {
     "bits": "has no images of 16 bits; leave it out",
 }
 """Option -> why a source does not take it, and the mend."""
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _CHUNK = 512
 
 
@@ -113,7 +119,8 @@ class Dataset(Raw):
 
     Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of a table
     (N, n) for n numbers that store a row, of a text (N, n) int64; labels (N,) int64, or float32 if
-    they are numbers, or (N, *S) int64 for masks of places *S, (N, n) for tokens; persons (N,) int64
+    they are numbers, (N, L) float32 for a 0 or 1 for each of L classes, or (N, *S) int64 for masks
+    of places *S, (N, n) for tokens; persons (N,) int64
     or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
@@ -181,6 +188,11 @@ class Dataset(Raw):
             raise ValueError(f"inputs hold no tokens from 0 to {len(self.words) - 1}")
 
     def _check_labels(self) -> None:
+        if self.labels.ndim == 2 and self.labels.is_floating_point():
+            fits = self.labels.shape == (len(self.inputs), len(self.class_names))
+            expect(fits, "labels", self.labels, "one column for each class")
+            flags("labels", self.labels)
+            return
         if self.class_names:
             self._check_names("class", self.labels, self.class_names)
             return
@@ -217,7 +229,7 @@ class Dataset(Raw):
         facts = (tuple(self.inputs.shape), *(fact for fact in (self.columns, self.words) if fact))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
         # Little-endian, so that the digest does not depend on the machine.
-        labels = "<i8" if self.classes else "<f4"
+        labels = "<f4" if self.labels.is_floating_point() else "<i8"
         held = "<i8" if self.words else "<f4"
         for value, kind in ((self.inputs, held), (self.labels, labels), (self.persons, "<i8")):
             if value is not None:
@@ -292,8 +304,9 @@ def load(
     A warning names files that were left out, and images that use a small part of their range.
 
     Args:
-        source: one of the forms in `SOURCES`. A path that ends in .csv, .tsv or .parquet is short
-            for `table:PATH`, as are one in .npz for `npz:PATH` and one in .zip for `zip:PATH`.
+        source: one of the forms in `SOURCES`; code is imported and run. A path that ends in .csv,
+            .tsv or .parquet is short for `table:PATH`, as are one in .npz for `npz:PATH` and one in
+            .zip for `zip:PATH`.
         size: resize to size x size; for `photos` the size of the tiles (32 if not given).
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
@@ -346,6 +359,20 @@ def at_path(source: str) -> bool:
     return kind in AT_PATH and bool(path)
 
 
+def is_code(source: str) -> bool:
+    """Whether a source names code, as "package.module:name,key=value", whose import runs it.
+
+    Example:
+        >>> is_code("monai.apps:MedNISTDataset,root_dir=x"), is_code("folder:x"), is_code("x/y:z")
+        (True, False, False)
+    """
+    place = source.partition(",")[0]
+    kind = place.partition(":")[0]
+    # A misspelled word for files names no module.
+    near = get_close_matches(kind, AT_PATH)
+    return _CODE.fullmatch(place) is not None and not near
+
+
 def _named(source: str) -> tuple[Source, tuple[Path, ...]]:
     """What a text names, and its path if it is a file or a folder."""
     if not isinstance(source, str):
@@ -357,6 +384,8 @@ def _named(source: str) -> tuple[Source, tuple[Path, ...]]:
         return AT_PATH[kind], (Path(path),)
     if (suffix := Path(source).suffix.lower()) in ENDINGS:
         return AT_PATH[ENDINGS[suffix]], (Path(source),)
+    if is_code(source):
+        return Source("", partial(read_code, source)), ()
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
