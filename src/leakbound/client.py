@@ -196,7 +196,10 @@ CODES = (
     "it looks its inputs up in a table, such as an embedding, and integer codes cannot be searched "
     f"as continuous inputs; {_MEND}, or give the part of the model behind the table"
 )
-SEVERAL = f"it takes several inputs, and here inputs are one tensor; {_MEND}"
+SEVERAL = (
+    f"it takes several inputs, and here inputs are one tensor; {_MEND}, or join them to one "
+    "(leakbound.models.joined)"
+)
 _ONE_EXAMPLE = "Expected more than 1 value per channel"
 _NO_INPUT = ("required positional argument", "required keyword-only argument")
 _NO_CODE = (

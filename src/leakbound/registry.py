@@ -50,6 +50,7 @@ HIDDEN = frozenset(
         "ByNoise",
         "LABEL_RULES",
         "adapted",
+        "joined",
         "infer",
         "infer_labels",
         "label_accuracy",

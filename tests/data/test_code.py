@@ -65,7 +65,9 @@ def of(*items):
 def bright(): return of((torch.full((1, 4, 4), 7.0), 0))
 def uneven(): return of((torch.rand(1, 4, 4), 0), (torch.rand(1, 5, 4), 1))
 def flat(): return of((torch.rand(4), 0))
-def parts(): return of(({"a": torch.rand(1, 4, 4), "b": torch.rand(3)}, 0))
+def parts():
+    first = {"a": torch.full((1, 2, 2), 51, dtype=torch.uint8), "b": torch.tensor([0.5, 1.0])}
+    return of((first, 1), ((torch.zeros(1, 2, 2), torch.ones(2)), 0))
 def keys(): return of({"scan": torch.rand(1, 4, 4)})
 def three(): return of((torch.rand(1, 4, 4), 0, 1))
 def words(): return of(("a text", 0))
@@ -129,7 +131,6 @@ def test_pictures_have_their_channels_first():
         ("bright", "item 0 has values from 7 to 7; give uint8, or scale"),
         ("uneven", "item 1 has shape .*; resize all to one size"),
         ("flat", r"input of shape \(4,\); give \(C, H, W\)"),
-        ("parts", "item 0 has an input of several parts; give one tensor"),
         ("keys", "item 0 has the keys scan; give its input under"),
         ("three", "item 0 has 3 parts; give an input and a label"),
         ("words", "item 0 has an input of type str; give a tensor"),
@@ -143,6 +144,13 @@ def test_pictures_have_their_channels_first():
 def test_what_is_no_data_set_is_named(name, words):
     with pytest.raises(ValueError, match=f"data source 'own_items:{name}.*{words}"):
         load(f"own_items:{name}")
+
+
+def test_parts_of_an_input_are_joined():
+    data = load("own_items:parts")
+    assert data.domain.name == "values"
+    assert torch.allclose(data.inputs[0], torch.tensor([0.2, 0.2, 0.2, 0.2, 0.5, 1.0]))
+    assert data.inputs[1].tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_what_names_code():

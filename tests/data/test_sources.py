@@ -52,7 +52,7 @@ def test_wrong_indices_are_refused(indices, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"inputs": torch.zeros(3, 2)}, "give \\(N, C, H, W\\)"),
+        ({"inputs": torch.zeros(3)}, "give \\(N, C, H, W\\)"),
         ({"inputs": torch.zeros(3, 1, 2, 2, dtype=torch.float64)}, "float64"),
         ({"inputs": torch.zeros(0, 1, 2, 2)}, "holds no image"),
         ({"inputs": torch.full((3, 1, 2, 2), float("nan"))}, "nan"),

@@ -42,7 +42,8 @@ def read_code(source: str, options: Options) -> Raw:
     """The items of a data set that "package.module:name,key=value" builds, with PyTorch's seed 0.
 
     An item is a dictionary (keys as in `INPUTS` and `LABELS`), a tuple of an input and a label, or
-    an input alone, whose label is 0. A label is a class number, a number, zeros and ones, or a
+    an input alone, whose label is 0. Parts of an input, in a dictionary or tuple, are joined to
+    (n,). A label is a class number, a number, zeros and ones, or a
     class map of the input's places.
     """
     row = row_of_text("data", source)
@@ -115,9 +116,20 @@ def _pair(item: Any, at: int) -> tuple[Tensor, Any]:
 
 def _values(values: Any, at: int) -> Tensor:
     if isinstance(values, Mapping | tuple | list):
-        raise RefusedItem(
-            f"item {at} has an input of several parts; give one tensor as the input of the model"
-        )
+        # As `leakbound.models.joined` takes them.
+        parts = values.values() if isinstance(values, Mapping) else values
+        flat = [_floats(_part(part, at), at).flatten() for part in parts]
+        if not flat:
+            raise RefusedItem(f"item {at} has an input without parts; give one tensor or more")
+        return torch.cat(flat)
+    tensor = _part(values, at)
+    if tensor.ndim not in (2, 3, 4) or not tensor.numel():
+        raise RefusedItem(f"item {at} has an input of shape {tuple(tensor.shape)}; give {SHAPES}")
+    return tensor if tensor.dtype == torch.uint8 else _floats(tensor, at)
+
+
+def _part(values: Any, at: int) -> Tensor:
+    """A tensor, an array or an image as a tensor."""
     if not isinstance(values, Tensor):
         array = np.asarray(values)
         if array.dtype.kind not in "uif":
@@ -130,10 +142,13 @@ def _values(values: Any, at: int) -> Tensor:
             array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
         values = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
     tensor: Tensor = values.detach().cpu().as_subclass(Tensor)
-    if tensor.ndim not in (2, 3, 4) or not tensor.numel():
-        raise RefusedItem(f"item {at} has an input of shape {tuple(tensor.shape)}; give {SHAPES}")
+    return tensor
+
+
+def _floats(tensor: Tensor, at: int) -> Tensor:
+    """In [0, 1] as float32."""
     if tensor.dtype == torch.uint8:
-        return tensor
+        return tensor / 255
     tensor = tensor.float()
     low = float(tensor.min())
     high = float(tensor.max())

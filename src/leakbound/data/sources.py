@@ -117,10 +117,10 @@ _CHUNK = 512
 class Dataset(Raw):
     """Images, volumes, series, rows of a table or sequences of tokens, with their labels.
 
-    Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of a table
-    (N, n) for n numbers that store a row, of a text (N, n) int64; labels (N,) int64, or float32 if
-    they are numbers, (N, L) float32 for a 0 or 1 for each of L classes, or (N, *S) int64 for masks
-    of places *S, (N, n) for tokens; persons (N,) int64
+    Shapes: inputs (N, C, H, W) float32, of volumes (N, C, D, H, W), of series (N, C, T), of
+    joined parts (N, n), of a table (N, n) for n numbers that store a row, of a text (N, n) int64;
+    labels (N,) int64, or float32 if they are numbers, (N, L) float32 for a 0 or 1 for each of L
+    classes, or (N, *S) int64 for masks of places *S, (N, n) for tokens; persons (N,) int64
     or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
@@ -150,10 +150,12 @@ class Dataset(Raw):
             return
         table = TableDomain(self.columns) if self.columns else None
         fits = (
-            self.inputs.ndim in (3, 4, 5) if table is None else self.inputs.shape[1:] == table.shape
+            self.inputs.ndim in (2, 3, 4, 5)
+            if table is None
+            else self.inputs.shape[1:] == table.shape
         )
         wanted = (
-            "(N, C, H, W), (N, C, D, H, W) or (N, C, T)"
+            "(N, C, H, W), (N, C, D, H, W), (N, C, T) or (N, n)"
             if table is None
             else f"(N, {table.shape[0]})"
         )

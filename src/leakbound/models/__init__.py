@@ -1,12 +1,12 @@
 """Models to audit: every name exported here builds one, with weights drawn from a generator.
 
-All take `input_shape` of one example, such as (C, H, W) of an image, (C, T) of a series or (n,) of
-a sequence of tokens, `classes` (the number of outputs) and `generator` (the source of the initial
-weights) by keyword.
+`adapted` and `joined` are for your own. All others take `input_shape` of one example, such as
+(C, H, W) of an image, (C, T) of a series or (n,) of a sequence of tokens, `classes` (the number of
+outputs) and `generator` (the source of the initial weights) by keyword.
 All are in eval mode, free of in-place operations and safe under `torch.func`.
 """
 
-from leakbound.models.custom import adapted
+from leakbound.models.custom import adapted, joined
 from leakbound.models.networks import (
     conv,
     convnet64,
@@ -31,6 +31,7 @@ __all__ = [
     "encoder",
     "gru",
     "headed",
+    "joined",
     "lenet",
     "lstm",
     "mlp",

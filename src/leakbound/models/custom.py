@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from leakbound import check
 from leakbound._util import copies, files, user_code
 from leakbound.domains import TableDomain
 from leakbound.domains.arguments import TakesRows
@@ -59,6 +62,81 @@ def adapted(
     taking_rows = copies.duplicate(model)
     vars(taking_rows)["forward"] = TakesRows(taking_rows.forward, domain, form, names)
     return taking_rows
+
+
+def joined(
+    model: nn.Module,
+    parts: Mapping[str, Sequence[int]],
+    *,
+    form: str = "arguments",
+) -> nn.Module:
+    """A copy of a model of several inputs, such as an image and a table, that takes one (B, n).
+
+    Its input holds the numbers of all parts in their order, so attacks search for all of them.
+    Parts that the attacker has are known places (`--known places:0-8`). Names of weights do not
+    change. A data set of your code (`data = "package.module:name"`) joins the parts of its items.
+
+    Args:
+        model: the model as the clients train it.
+        parts: the shape of each input of one example, without the batch, by name.
+        form: how the model is called. "arguments": `model(image, table)`. "keywords":
+            `model(image=..., table=...)`. "dictionary": `model({"image": ..., "table": ...})`.
+            "tuple": `model((image, table))`.
+
+    Example:
+        >>> import torch
+        >>> class Net(nn.Linear):
+        ...     def forward(self, image, table):
+        ...         return super().forward(torch.cat([image.flatten(1), table], 1))
+        >>> joined(Net(9, 2), {"image": (1, 2, 2), "table": (5,)})(torch.ones(3, 9)).shape
+        torch.Size([3, 2])
+    """
+    check.one_of(JOINED, form=form)
+    if len(parts) < 2:
+        raise ValueError(f"parts is {dict(parts)!r}; give the shapes of two inputs or more")
+    taking_parts = copies.duplicate(model)
+    shapes = {name: tuple(shape) for name, shape in parts.items()}
+    vars(taking_parts)["forward"] = TakesParts(taking_parts.forward, shapes, form)
+    return taking_parts
+
+
+JOINED = (
+    "arguments",
+    "keywords",
+    "dictionary",
+    "tuple",
+)
+
+
+@dataclass(frozen=True)
+class TakesParts:
+    """The forward pass of a model of several inputs, for all of their numbers (B, n)."""
+
+    forward: Callable[..., Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    form: str
+
+    def __call__(self, inputs: Tensor) -> Any:
+        """The model's output."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        if inputs.ndim != 2 or inputs.shape[1] != sum(sizes):
+            raise ValueError(
+                f"inputs have shape {tuple(inputs.shape)}; the parts {dict(self.shapes)} joined "
+                f"have ({sum(sizes)},) for each example"
+            )
+        named = {}
+        for (name, shape), part in zip(
+            self.shapes.items(),
+            inputs.split(sizes, 1),
+            strict=True,
+        ):
+            named[name] = part.reshape(-1, *shape)
+        if self.form == "keywords":
+            return self.forward(**named)
+        if self.form == "dictionary":
+            return self.forward(named)
+        values = tuple(named.values())
+        return self.forward(values) if self.form == "tuple" else self.forward(*values)
 
 
 def load_user_model(path: str, **kwargs: Any) -> nn.Module:
