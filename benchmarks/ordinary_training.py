@@ -3,11 +3,14 @@ rows into the package.
 
 Each line is a model, an optimizer, a number of local steps and a batch size. PyTorch's own
 optimizer trains on private examples; the attacker has the weights before and after, and knows the
-optimizer, the rate, the steps and the batch size, but no label. About 40 minutes on two cores.
+optimizer, the rate, the steps and the batch size, but no label. A malicious server sends the same
+model behind its own layer, built from public examples. About 50 minutes on two cores; `--server`
+measures the malicious server's column alone, and keeps the others.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import sys
@@ -18,18 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leakbound import captured, data
 from leakbound._util.intervals import clopper_pearson
+from leakbound.assess.record import Assessment
+from leakbound.attacks import RobbingTheFed
 from leakbound.captured import Settings, TrainingInfo, obstacles
-from leakbound.core import Batch
+from leakbound.core import Batch, LocalPlan, Task
 from leakbound.data.sources import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import stored
 
 RUNS = 8
+BINS = 256
+PUBLIC = 800
+"""Units of the malicious server's layer, and the public examples that set their thresholds."""
 MNIST = 0.1307, 0.3081
 """Mean and standard deviation by which digits are normalized, as in PyTorch's example."""
 OPTIMIZERS: dict[str, tuple[str, str, float, dict[str, Any]]] = {
@@ -50,6 +58,7 @@ class Kind:
     attacks: tuple[str, ...]
     steps: Sequence[int]
     batches: Sequence[int]
+    measure: str = "mean"
 
     def model(self, source: Dataset, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -78,6 +87,8 @@ KINDS = (
         ("linear_inversion", "span_decoding", "touched_rows"),
         (1, 5, 20),
         (1, 4, 16),
+        # The mean of a row of one-hot columns says little of the row.
+        measure="random",
     ),
     Kind(CONVOLUTIONS, "mnist5k", ("inverting_gradients,steps=300",), (1, 5), (1, 4)),
 )
@@ -88,83 +99,148 @@ def _source(name: str) -> Dataset:
     return data.load(name)
 
 
-def batch_of(kind: Kind, count: int, seed: int) -> tuple[Batch, tuple[float, float]]:
-    """Private examples as the model gets them, and the range of its inputs."""
+def limits(kind: Kind) -> tuple[float, float]:
+    """The range of the model's inputs."""
+    if kind.source == "german":
+        return 0.0, 1.0
+    mean, deviation = MNIST
+    return (0 - mean) / deviation, (1 - mean) / deviation
+
+
+def batches_of(kind: Kind, count: int, seed: int) -> tuple[Batch, Batch]:
+    """Private examples as the model gets them, and others that are public."""
     source = _source(kind.source)
     draw = torch.Generator().manual_seed(seed)
-    at = torch.randperm(len(source.labels), generator=draw)[:count]
-    inputs = source.inputs[at]
-    if kind.source == "german":
-        return Batch(inputs, source.labels[at]), (0.0, 1.0)
-    mean, deviation = MNIST
-    limits = (0 - mean) / deviation, (1 - mean) / deviation
-    return Batch((inputs - mean) / deviation, source.labels[at]), limits
+    order = torch.randperm(len(source.labels), generator=draw)
+    inputs = source.inputs
+    if kind.source != "german":
+        mean, deviation = MNIST
+        inputs = (inputs - mean) / deviation
+    mine, rest = order[:count], order[count : count + PUBLIC]
+    return Batch(inputs[mine], source.labels[mine]), Batch(inputs[rest], source.labels[rest])
 
 
-def one(kind: Kind, rule: str, steps: int, count: int, seed: int) -> tuple[int, bool, bool]:
-    """Examples that the best attack reconstructs, whether the verdict is *exposed*, and whether the
-    update reveals facts.
-    """
-    pytorch, name, rate, more = OPTIMIZERS[rule]
-    source = _source(kind.source)
-    model = kind.model(source, seed)
-    batch, limits = batch_of(kind, count, seed)
+def trained(
+    model: nn.Module, batch: Batch, rule: str, steps: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after, by PyTorch's own optimizer."""
+    pytorch, _, rate, more = OPTIMIZERS[rule]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     trainer = getattr(torch.optim, pytorch)(model.parameters(), lr=rate, **more)
     for _ in range(steps):
         trainer.zero_grad()
         nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
         trainer.step()
-    table = kind.source == "german"
+    return before, dict(model.state_dict())
+
+
+def attacked(
+    kind: Kind, model: nn.Module, rule: str, steps: int, batch: Batch, attacks: tuple[str, ...]
+) -> list[Assessment]:
+    """The result of every attack on an update of the model, which this trains."""
+    _, name, rate, more = OPTIMIZERS[rule]
+    source = _source(kind.source)
+    before, after = trained(model, batch, rule, steps)
     settings = Settings(
         tuple(batch.inputs.shape[1:]),
-        limits,
-        attacks=kind.attacks,
-        domain=source.domain if table else None,
+        limits(kind),
+        attacks=attacks,
+        domain=source.domain if kind.source == "german" else None,
     )
     known = TrainingInfo(
-        examples=count,
+        examples=batch.size,
         learning_rate=rate,
         steps=steps,
         weight_decay=more.get("weight_decay"),
         optimizer=name,
     )
-    update = captured.load(dict(model.state_dict()), before, kind="weights")
-    found = captured.attack_update(update, model, settings, known, truth=batch)
-    right = [
-        sum((score or 0.0) >= record.criterion.value for score in record.scores or ())
-        for record in found.records
-    ]
-    ends = {record.verdict for record in found.records}
+    update = captured.load(after, before, kind="weights")
+    return captured.attack_update(update, model, settings, known, truth=batch).records
+
+
+def right(record: Assessment) -> int:
+    """How many examples an attack reconstructs."""
+    return sum((score or 0.0) >= record.criterion.value for score in record.scores or ())
+
+
+def one(kind: Kind, rule: str, steps: int, count: int, seed: int) -> tuple[int, bool, bool]:
+    """Examples that the best attack reconstructs, whether the verdict is *exposed*, and whether the
+    update reveals facts.
+    """
+    model = kind.model(_source(kind.source), seed)
+    batch, _ = batches_of(kind, count, seed)
+    records = attacked(kind, model, rule, steps, batch, kind.attacks)
+    ends = {record.verdict for record in records}
     return (
-        max(right, default=0),
+        max(map(right, records), default=0),
         bool({"exposed", "exposed (certified)"} & ends),
-        any(record.facts for record in found.records),
+        any(record.facts for record in records),
     )
 
 
-def _line(cell: tuple[Kind, str, int, int]) -> list[str]:
+def by_server(kind: Kind, rule: str, steps: int, count: int, seed: int) -> int:
+    """Examples that a malicious server reconstructs from the same client."""
+    _, name, rate, more = OPTIMIZERS[rule]
+    source = _source(kind.source)
+    batch, public = batches_of(kind, count, seed)
+    task = Task.of(
+        kind.model(source, seed),
+        plan=LocalPlan(steps, rate, optimizer=name, **more),
+        input_range=limits(kind),
+        classes=int(source.labels.max()) + 1,
+        public=public,
+    )
+    sent = RobbingTheFed(bins=BINS, measure=kind.measure).plant(task)
+    model = sent.model.requires_grad_()
+    model.load_state_dict(sent.tensors())
+    (record,) = attacked(kind, model, rule, steps, batch, ("robbing_the_fed",))
+    return right(record)
+
+
+Cell = tuple[Kind, str, int, int]
+
+
+def shown(right: int, total: int) -> str:
+    """A count with its interval."""
+    low, high = clopper_pearson(right, total, 0.025)
+    return f"{right} of {total} ({100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def _honest(cell: Cell) -> list[str]:
+    """A line without the malicious server."""
     torch.set_num_threads(1)
     kind, rule, steps, count = cell
-    runs = [one(kind, rule, steps, count, seed) for seed in range(RUNS)]
-    total = RUNS * count
-    right = sum(run[0] for run in runs)
-    low, high = clopper_pearson(right, total, 0.025)
-    row = [
+    runs = [one(*cell, seed) for seed in range(RUNS)]
+    return [
         kind.name,
         rule,
         str(steps),
         str(count),
-        f"{right} of {total} ({100 * low:.0f} to {100 * high:.0f} %)",
+        shown(sum(run[0] for run in runs), RUNS * count),
         f"{sum(run[1] for run in runs)} of {RUNS}",
         f"{sum(run[2] for run in runs)} of {RUNS}",
     ]
+
+
+def _line(work: tuple[Cell, list[str] | None]) -> list[str]:
+    torch.set_num_threads(1)
+    cell, known = work
+    row = known or _honest(cell)
+    *_, count = cell
+    right = sum(by_server(*cell, seed) for seed in range(RUNS))
+    row = [*row[:7], shown(right, RUNS * count)]
     print(" | ".join(row), flush=True)
     return row
 
 
 def main() -> int:
     """Measure every line and write the page."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--server", action="store_true", help="the last column alone")
+    options.add_argument("--processes", type=int, default=2)
+    given = options.parse_args()
+    # The package tells its users what leaked from updates like theirs.
+    place = Path(captured.__file__).parent / obstacles.MEASURED
     cells = [
         (kind, rule, steps, count)
         for kind in KINDS
@@ -172,15 +248,17 @@ def main() -> int:
         for steps in kind.steps
         for count in kind.batches
     ]
-    with multiprocessing.Pool(int(sys.argv[1]) if len(sys.argv) > 1 else 2) as pool:
-        table = pool.map(_line, cells, chunksize=1)
+    known: list[list[str] | None] = [None] * len(cells)
+    if given.server:
+        known = json.loads(place.read_text("utf-8"))
+    work = list(zip(cells, known, strict=True))
+    with multiprocessing.Pool(given.processes) as pool:
+        table = pool.map(_line, work, chunksize=1)
     page = {
         "title": "What updates of ordinary training leak",
-        "sections": [{"body": [WORDS, {"columns": HEADS, "align": "llrrlll", "rows": table}]}],
+        "sections": [{"body": [WORDS, {"columns": HEADS, "align": "llrrllll", "rows": table}]}],
     }
     (stored.FOLDER / "ordinary_training.json").write_text(stored.dumps(page), "utf-8")
-    # The package tells its users what leaked from updates like theirs.
-    place = Path(captured.__file__).parent / obstacles.MEASURED
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in table)
     place.write_text(f"[\n{rows}\n]\n", "utf-8")
     return 0
@@ -194,6 +272,7 @@ HEADS = [
     "examples reconstructed",
     "updates exposed",
     "updates with facts",
+    "examples, malicious server",
 ]
 WORDS = (
     f"Each line is {RUNS} updates of untrained models (perceptrons: 200 units; float32 weights, as "
@@ -202,8 +281,10 @@ WORDS = (
     "the rate, the steps and the batch size, but no label and no public data; digits are "
     "normalized. Attacks: "
     + "; ".join(f"{kind.name}: {', '.join(kind.attacks)}" for kind in KINDS)
-    + ". *Facts* are values, levels or classes that an update reveals for certain. A low share is "
-    "no protection: other attacks may do better."
+    + ". A malicious server sends the model behind `robbing_the_fed`'s layer "
+    f"({BINS} units, {PUBLIC} other examples as public ones): another update, which shows nothing "
+    "of the others. It may send the agreed model instead. *Facts* are values, levels or classes "
+    "that an update reveals for certain. A low share is no protection: other attacks may do better."
 )
 
 if __name__ == "__main__":

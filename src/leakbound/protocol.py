@@ -28,7 +28,7 @@ from leakbound.domains import of_shape
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.losses import named
-from leakbound.randomness import Source
+from leakbound.randomness import SecureSource, Source
 
 __all__ = ["Round", "observed", "play", "resolve", "send", "step"]
 
@@ -149,7 +149,7 @@ def play(
         raise ValueError(f"sources holds {len(sources)}; give one a client and one for the cohort")
     models = [task] * len(clients)
     if attack is not None and threat.server is Server.MALICIOUS:
-        models = attack.plant_each(task, len(clients))
+        models = _sent_models(attack, task, defense, threat)
         task = models[0]
     earlier = None if after is None else after.defense
     defense = resolve(defense, task, max(batch.size for batch in clients), earlier)
@@ -173,6 +173,23 @@ def play(
     )
     number = 1 if after is None else after.number + 1
     return Round(observation, truth, update, defense, number, states)
+
+
+def _sent_models(
+    attack: Attack,
+    task: Task,
+    defense: Chain,
+    threat: ThreatModel,
+) -> list[Task]:
+    """What a malicious server sends to each client, under the local plan that it knows of."""
+    if not threat.defense_known:
+        return attack.plant_each(task, defense.cohort_size)
+    # What a client draws changes no plan.
+    plan = defense.prepare(task, SecureSource()).plan
+    if plan == task.plan:
+        return attack.plant_each(task, defense.cohort_size)
+    sent = attack.plant_each(replace(task, plan=plan), defense.cohort_size)
+    return [replace(one, plan=task.plan) for one in sent]
 
 
 def _sent_weights(

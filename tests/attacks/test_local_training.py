@@ -221,3 +221,18 @@ def test_neither_noise_nor_another_client_is_exposed(digits, attack):
     # The images of this client, with those of another one as the truth.
     answers = alone.reconstruction
     assert float(psnr(some(digits, 4, 100).inputs, answers).max()) < 20
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_server_plans_for_the_local_steps_that_a_defense_gives(digits, known):
+    defense = "local_aggregation,steps=5,learning_rate=0.001,optimizer=adamw,weight_decay=0.01"
+    found = leakbound.simulate(
+        net(),
+        some(digits, 4),
+        attack=RobbingTheFed(bins=64),
+        defense=defense,
+        public=digits[0],
+        threat=replace(MALICIOUS, defense_known=known),
+        classes=10,
+    )
+    assert found.verdict.startswith("exposed") is known

@@ -518,6 +518,7 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
         values: reconstructed values of inputs that are not pictures.
         obstacles: what keeps attacks from an answer, the most important first.
         measured: what was reconstructed from updates like this one.
+        server: what a malicious server gets from other, simulated updates of such a training.
     """
 
     name: str
@@ -533,6 +534,7 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     values: tuple[tuple[Number, ...], ...] | None = None
     obstacles: tuple[ObstacleInfo, ...] = ()
     measured: str | None = None
+    server: str | None = None
 
 
 class Assessment(RecordPart, frozen=True, kw_only=True):

@@ -56,7 +56,8 @@ NO_LAW = "no noise of a known distribution was declared: the update itself bound
 class Case:
     """One captured update under attack: what is recorded together with the attack's own result.
 
-    `at` is its position among the updates of the run. No attack sees `truth`.
+    `at` is its position among the updates of the run. No attack sees `truth`. `server` is what a
+    malicious server gets from such a training, if that was simulated.
     """
 
     capture: Capture
@@ -68,13 +69,14 @@ class Case:
     public: PublicExamples | None = None
     truth: Batch | None = None
     people: int | None = None
+    server: str | None = None
 
     @cached_property
     def about(self) -> tuple[tuple[records.ObstacleInfo, ...], str | None]:
         """What stands between the update and an answer, and what leaked from updates like it."""
         inferred = self.inferred
-        public = self.public is not None
-        return obstacles(self.capture, inferred, public=public), measured(inferred)
+        between = obstacles(self.capture, inferred, public=self.public is not None)
+        return between, measured(inferred, server=self.server is None)
 
 
 def read_truth(
@@ -290,6 +292,7 @@ def header(
         undeclared=capture.about.get(declared.NOTE),
         obstacles=case.about[0],
         measured=case.about[1],
+        server=case.server,
     )
     return replace(empty, capture=info)
 

@@ -17,11 +17,13 @@ from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.rounding import HALVES, stored_type
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext
+from leakbound.captured.server import UPDATE
 from leakbound.core import NotApplicable, Observation
 
 MEASURED = "ordinary_training.json"
 """Rows of [model and data, optimizer, steps, batch, examples reconstructed, updates exposed,
-updates with facts], by benchmarks/ordinary_training.py.
+updates with facts, examples reconstructed by a malicious server from other updates], by
+benchmarks/ordinary_training.py.
 """
 LINEAR = {"table": "perceptron, german"}
 """The rows for a first layer that sees the example, by the domain's name."""
@@ -90,17 +92,26 @@ def _most_values(capture: Capture) -> torch.dtype:
     return max(counts, key=counts.__getitem__)
 
 
-def measured(inferred: InferredContext) -> str | None:
-    """What was reconstructed from the nearest updates of a measured table; None if none is near."""
+def measured(inferred: InferredContext, *, server: bool = True) -> str | None:
+    """What was reconstructed from the nearest updates of a measured table; None if none is near.
+
+    `server`: also by a malicious server, from other updates of the same training.
+    """
     row = _nearest(inferred.observation, decays=inferred.decay is not None)
     if row is None:
         return None
-    name, rule, steps, batch, right, exposed, facts = row
+    name, rule, steps, batch, right, exposed, facts, planted = row
     step = "1 local step" if steps == "1" else f"{steps} local steps"
+    text = (
+        f"The nearest measured updates ({name}, untrained; {rule}; {step}; batch {batch}; no "
+        f"defense): {right} examples were reconstructed, {exposed} updates exposed, {facts} "
+        "revealed facts. Other models may leak more, and a low share is no protection."
+    )
+    if not server:
+        return text
     return (
-        f"The nearest measured updates ({name}, untrained; {rule}; {step}; batch {batch}): "
-        f"{right} examples were reconstructed, {exposed} updates exposed, {facts} revealed facts. "
-        "Other models may leak more, and a low share is no protection."
+        f"{text} From the same training, a malicious server that sends its own layer first "
+        f"reconstructed {planted}: this {UPDATE}."
     )
 
 

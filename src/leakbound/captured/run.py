@@ -35,7 +35,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread, usable
 from leakbound.audit.journal import Journal
 from leakbound.audit.run_file import machine, versions
-from leakbound.captured import budget
+from leakbound.captured import budget, server
 from leakbound.captured.assess import (
     Case,
     check_truth,
@@ -55,7 +55,7 @@ from leakbound.captured.observe import (
     infer_context,
     task_of,
 )
-from leakbound.core import Batch, Loss, NotApplicable, Reconstruction
+from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction
 from leakbound.domains import Domain, of_shape, smooth_axes
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named
@@ -93,6 +93,9 @@ LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
 OWN_DATA = "captured updates"
 RECORDS = "records.jsonl"
+SERVER_SECONDS = 5.0
+SERVER_SHARE = 20
+"""A malicious server is simulated for so many seconds, and in this part of the time left."""
 Made = tuple[Assessment, dict[str, bytes], Reconstruction | None]
 """A record, its pictures, and the attack's answer."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
@@ -120,7 +123,7 @@ class Work:
 
     `jobs` have not ended, in the order in which they run; `made` holds the results of the others,
     by the positions of update and attack. `cost` is that of simulated training, once measured; all
-    updates are of one model.
+    updates are of one model. `asked` is what a malicious server gets from an update's plan.
     """
 
     pace: Pace
@@ -135,6 +138,7 @@ class Work:
     _paid: float = 0.0
     _spent: float = 0.0
     _began: float = 0.0
+    asked: dict[int, tuple[LocalPlan, str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for at in range(len(self.cases)):
@@ -172,6 +176,7 @@ class Work:
     def run(self, watch: Watch) -> Made:
         """Run the next attack."""
         job = self.jobs[0]
+        _ask_server(self, job.at)
         case = self.cases[job.at]
         self._began = time.monotonic()
         tell = partial(self.tell, watch, f"{job.spec.name} · {case.capture.name}")
@@ -590,6 +595,23 @@ def attack_all(
             raise
         work.tell(watch, "done" if kept is None else "writing the report")
     return work.outcome() if kept is None else kept.end(work)
+
+
+def _ask_server(work: Work, at: int) -> None:
+    """Simulate what a malicious server gets from an update's training, once for each plan."""
+    case = work.cases[at]
+    if case.public is None:
+        return
+    plan = case.inferred.observation.task.plan
+    before, told = work.asked.get(at, (None, None))
+    if before != plan:
+        seconds = min(SERVER_SECONDS, work.pace.left / SERVER_SHARE)
+        fit = budget.training_fit(work.cost_of(at), work.allowed.room, seconds)
+        told = None
+        if not fit.refused:
+            told = server.simulated(case.inferred, case.public.halves, case.criterion, seconds)
+        work.asked[at] = plan, told
+    work.cases[at] = replace(case, server=told)
 
 
 def _found_steps(

@@ -483,8 +483,9 @@ def _show_distance(records: Sequence[Assessment]) -> None:
             console.print(f"[bold]What stands between {brief(capture.name)} and an answer:[/bold]")
         for one in capture.obstacles:
             console.say(f"  - {brief(one.what)}; next: {brief(one.then)}")
-        if capture.measured:
-            console.say(brief(capture.measured))
+        for sentence in (capture.measured, capture.server):
+            if sentence:
+                console.say(brief(sentence))
 
 
 def show_facts(records: Sequence[Assessment]) -> None:
