@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.pace import is_over
+from leakbound.attacks.rounding import spacing
 from leakbound.client import call, example_gradients, forward, simulate
 from leakbound.core import (
     DefenseProtocol,
@@ -417,6 +419,21 @@ class SentRow:
         """(P,) of the noise, if it is known."""
         noise = self.observation.noise_variance
         return None if noise is None else noise[self.at]
+
+    @cached_property
+    def rounding(self) -> Tensor | None:
+        """(P,) the standard deviation that the rounding of stored weights leaves in the row; None
+        if it is no difference of such weights.
+        """
+        plan = self.task.plan
+        sent = self.observation.sent
+        unit = spacing(
+            plan.learning_rate * self.values.double(),
+            self.task.parameters.double(),
+            None if sent is None else sent[self.at].double(),
+        )
+        # Every local step rounds the weights once.
+        return None if unit is None else unit * math.sqrt(plan.steps / 12) / plan.learning_rate
 
     @property
     def is_zero(self) -> bool:

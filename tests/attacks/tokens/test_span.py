@@ -10,7 +10,7 @@ from torch import nn
 
 from leakbound.attacks.pace import Pace
 from leakbound.attacks.tokens.layers import chosen, readers
-from leakbound.attacks.tokens.span import CHANCE, TokenSpan, _Search, span_of
+from leakbound.attacks.tokens.span import CHANCE, TokenSpan, _Search, span_of, stored_span
 from leakbound.client import example_gradients
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense, TopK
@@ -401,3 +401,71 @@ def test_known_tokens_of_a_decoder_are_the_only_candidates(text, monkeypatch):
         assert {tuple(row) for row in part[:, : len(held)][:, held].tolist()} <= wanted
     # What is known from the start on is not searched.
     assert min(part.shape[1] for part in tested) == (4 if text == "prefix:3" else 1)
+
+
+def stored(observation, rate, kind):
+    """As if the client had stored its weights before and after in a type."""
+    task = observation.task
+    before = task.parameters.to(kind).float()
+    after = (before - rate * observation.update.rows[0]).to(kind).float()
+    task = replace(task, parameters=before, plan=LocalPlan(1, rate))
+    update = replace(observation.update, rows=((before - after) / rate)[None])
+    return replace(observation, task=task, update=update, sent=after[None])
+
+
+def rounded_model(kind, length, seed, dtype):
+    model = built(kind, length, seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(value.to(dtype))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["decoder", "rotary"])
+@pytest.mark.parametrize(
+    ("dtype", "rate"), [(torch.float32, 1e-2), (torch.float32, 1e-5), (torch.bfloat16, 1.0)]
+)
+def test_stored_weights_hide_no_sequence(kind, dtype, rate):
+    """A fixed tolerance found 0 of 24 sequences at the last two rates."""
+    exact = 0
+    for seed in range(2):
+        ids = tokens(4, 8, seed)
+        model = rounded_model(kind, 8, seed, dtype)
+        found = answer(stored(seen(kind, ids, seed=seed, model=model), rate, dtype))
+        right = {*rows(found.inputs[:, :-1])} & {*rows(ids[:, :-1])}
+        exact += len(right)
+        if found.problem is None:
+            assert rows(found.inputs) == rows(ids)
+    assert exact >= 7
+
+
+def test_rounding_without_a_gradient_is_no_answer():
+    """Chance: the rounding alone, and a gradient of the wrong rows."""
+    ids = tokens(4, 8)
+    observation = stored(seen("decoder", ids), 1e-5, torch.float32)
+    values = observation.update.rows[0]
+    for turned in (
+        values[torch.randperm(len(values), generator=stream(0, "turn"))],
+        -values.flip(0),
+    ):
+        update = replace(observation.update, rows=turned[None])
+        try:
+            assert answer(replace(observation, update=update)).problem is not None
+        except NotApplicable:
+            continue
+
+
+@pytest.mark.parametrize("rank", [1, 5, 12])
+def test_directions_three_times_above_the_edge_are_counted(rank):
+    """Rows of different rounding: a rank as by the rows' own noise, against exact products."""
+    source = stream(rank, "edge")
+    for _ in range(10):
+        left, _ = torch.linalg.qr(torch.randn(96, rank, generator=source, dtype=torch.float64))
+        right, _ = torch.linalg.qr(torch.randn(64, rank, generator=source, dtype=torch.float64))
+        unit = torch.rand(96, 1, generator=source, dtype=torch.float64) + 0.01
+        exact = 3 * (96**0.5 + 64**0.5) * unit * (left @ right.T)
+        noise = unit * (torch.rand(96, 64, generator=source, dtype=torch.float64) - 0.5) * 12**0.5
+        span = stored_span(exact + noise, unit.expand(96, 64), 1e-7, 40)
+        assert span.rank == rank
+        away, allowed = span.far(right.T)
+        assert (away <= allowed).all()

@@ -43,16 +43,19 @@ AT_ONCE = 2048
 CONFIRM = 3
 LEAST = 2e-5
 MOST = 0.02
-NEAR = 0.1
+ROUNDED = 0.2
+NEAR = 0.2
 CHANCE = 1e-3
 EDGE = 8.0
 GAP = 3.0
 SLACK = 3.0
-"""Relative distance from a span that rounding allows; largest one that noise may; that which a
-second test in float64 looks at. Chance that noise alone moves a point farther than allowed, and
-that other points pass. Multiple of the edge of rounding errors from which a singular value counts;
-smallest ratio of singular values around noise that is not known; factor for errors of rounding, as
-they depend on each other.
+ABOVE = 1.1
+"""Relative distance from a span that rounding allows; largest one that noise may, and that the
+rounding of stored weights may, whose size is known; that which a second test in float64 looks at.
+Chance that noise alone moves a point farther than allowed, and that other points pass. Multiple of
+the edge of rounding errors from which a singular value counts; smallest ratio of singular values
+around noise that is not known; factor for errors of rounding, as they depend on each other.
+The edge is a limit of large matrices: in small ones, noise exceeds it by a few percent.
 """
 
 
@@ -72,8 +75,9 @@ class TokenSpan(Attack):
     sequences if the batch is larger than 2. Known tokens are the only candidates of their places,
     and examples with different ones are searched apart.
 
-    Singular values above the edge of the known noise, or of rounding, are the span's rank. With
-    noise, a point may be as far from the span as its weights and the noise say (chi-square).
+    Singular values above the edge of the known noise, or of rounding, are the span's rank. Where
+    weights are stored, each row of a gradient counts in units of its own rounding. With noise, a
+    point may be as far from the span as its weights and the noise say (chi-square).
 
     `problem` is None only if every place of every sequence passes, as many sequences are found as
     the batch has, and a span has as many directions as they have distinct points. The last token of
@@ -216,6 +220,45 @@ def span_of(
     return replace(span, noise=max(known, left))
 
 
+def stored_span(
+    gradient: Tensor,
+    spread: Tensor,
+    rounding: float,
+    most: int,
+) -> Span:
+    """The span of a gradient (units, d) that stored weights rounded by deviations `spread`.
+
+    Each row counts in units of its own rounding, which does not change their span. Then singular
+    values above the edge of noise of deviation 1 count, if there are at most `most`. Otherwise
+    those before the largest gap do: errors of rounding depend on each other, or a gradient is
+    smaller than half a unit. `rounding` is the relative error of the computation.
+
+    Source: this project; the edge is that of Marchenko and Pastur.
+
+    Example:
+        >>> gradient = torch.outer(torch.arange(1.0, 9.0), torch.ones(6))
+        >>> span = stored_span(gradient.round(decimals=2), torch.full((8, 6), 0.003), 1e-7, 4)
+        >>> span.rank
+        1
+    """
+    seen = gradient.any(1)
+    gradient = gradient[seen]
+    unit = spread[seen].square().mean(1)
+    unit += (EDGE * rounding) ** 2 * gradient.square().mean(1)
+
+    def ranked(s: Tensor, edge: float) -> int:
+        above = int((s > ABOVE * edge).sum())
+        if 0 < above <= min(most, len(s) - 2):
+            return above
+        ratios = (s[:-1] / s[1:].clamp_min(1e-300))[:most]
+        if not len(ratios) or float(ratios.max()) <= GAP:
+            return len(s)
+        return int(ratios.argmax()) + 1
+
+    span = Span.of(gradient / unit.sqrt()[:, None], ranked, replace(TOLERANCE, most=ROUNDED))
+    return replace(span, noise=SLACK * span.noise)
+
+
 # --- what is known of a model and its update ---------------------------------------------------
 
 
@@ -261,12 +304,16 @@ class _Scene:
         row: SentRow,
     ) -> Span:
         """The span of a group's gradient in a row, of at most as many directions as tokens."""
+        gradient = group.gradient(self.task, row.values)
+        rounding = float(torch.finfo(row.values.dtype).eps)
+        most = row.count * self.domain.length * self.task.plan.steps
         known = None
         if row.variance is not None:
             known = float(group.gradient(self.task, row.variance).mean().sqrt())
-        rounding = float(torch.finfo(row.values.dtype).eps)
-        most = row.count * self.domain.length * self.task.plan.steps
-        return span_of(group.gradient(self.task, row.values), known, rounding, most)
+        elif row.rounding is not None:
+            spread = group.gradient(self.task, row.rounding)
+            return stored_span(gradient, spread, rounding, most)
+        return span_of(gradient, known, rounding, most)
 
     def known(self) -> list[int]:
         """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
