@@ -7,7 +7,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,18 +20,87 @@ PROGRAM = 5e8
 """Bytes that the process is taken to hold where the system does not say: Python with PyTorch."""
 
 
-def free_bytes(source: Path = Path("/proc/meminfo")) -> int | None:
-    r"""Bytes that can be allocated without swapping (Linux); None if the system does not say.
+def free_bytes(root: Path = Path("/")) -> int | None:
+    r"""Bytes that can be allocated without swapping, and within the limits of control groups.
+
+    Linux; None if the system does not say.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "meminfo"
-        ...     _ = file.write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
-        ...     free_bytes(file), free_bytes(Path(folder) / "none")
+        ...     place = Path(folder) / "proc"
+        ...     place.mkdir()
+        ...     _ = (place / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
+        ...     free_bytes(Path(folder)), free_bytes(place)
         (4096, None)
     """
-    return _kilobytes(source, "MemAvailable:")
+    known = [_kilobytes(root / "proc/meminfo", "MemAvailable:"), *_left_in_groups(root)]
+    return min((one for one in known if one is not None), default=None)
+
+
+class _Files(NamedTuple):
+    """Where the groups of a version are, and what they call limit, use and pages to give back."""
+
+    top: str
+    limit: str
+    used: str
+    cached: str
+
+
+GROUPS = {
+    "": _Files(
+        "sys/fs/cgroup",
+        "memory.max",
+        "memory.current",
+        "inactive_file ",
+    ),
+    "memory": _Files(
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file ",
+    ),
+}
+"""Version 2, which names no controller in /proc/self/cgroup, and version 1."""
+
+
+def _left_in_groups(root: Path) -> list[int]:
+    """Bytes that each limited control group of the process leaves, and each group above it."""
+    left = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            files = GROUPS.get(name)
+            if files is None:
+                continue
+            top = root / files.top
+            group = top / path.lstrip("/")
+            # In a container the path may be that of the machine: then the top is its group.
+            for place in (group, *group.parents):
+                if not place.is_relative_to(top):
+                    break
+                limit = _first_number(place / files.limit)
+                used = _first_number(place / files.used)
+                if limit is not None and used is not None:
+                    cached = _first_number(place / "memory.stat", files.cached) or 0
+                    left.append(max(0, limit - used + cached))
+    return left
+
+
+def _first_number(source: Path, name: str = "") -> int | None:
+    """The number of the line that begins with a name; None if there is none, as of "max"."""
+    for line in _lines(source):
+        if line.startswith(name):
+            text = line.removeprefix(name)
+            return int(text) if text.isdecimal() else None
+    return None
+
+
+def _lines(source: Path) -> list[str]:
+    try:
+        return source.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []
 
 
 def held_bytes(source: Path = Path("/proc/self/status")) -> int | None:
@@ -40,11 +109,7 @@ def held_bytes(source: Path = Path("/proc/self/status")) -> int | None:
 
 
 def _kilobytes(source: Path, name: str) -> int | None:
-    try:
-        lines = source.read_text("ascii", "replace").splitlines()
-    except OSError:
-        return None
-    numbers = (line.split()[1] for line in lines if line.startswith(name))
+    numbers = (line.split()[1] for line in _lines(source) if line.startswith(name))
     return next((1024 * int(number) for number in numbers), None)
 
 
@@ -70,7 +135,8 @@ class Allowed:
             free = float(left)
             held = float(total - left)
         else:
-            free = float(free_bytes() or float("inf"))
+            known = free_bytes()
+            free = float("inf") if known is None else float(known)
             held = float(held_bytes() or PROGRAM)
         return free if self.memory is None else min(free, max(0.0, self.memory - held))
 

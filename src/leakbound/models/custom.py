@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -127,7 +128,7 @@ class TakesParts:
         named = {}
         for (name, shape), part in zip(
             self.shapes.items(),
-            inputs.split(sizes, 1),
+            torch.split(inputs, sizes, 1),
             strict=True,
         ):
             named[name] = part.reshape(-1, *shape)
