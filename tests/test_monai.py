@@ -11,6 +11,7 @@ from leakbound.audit import parse
 from leakbound.cli import main
 from leakbound.client import example_gradients, fitted, gradient
 from leakbound.core import Task
+from leakbound.data import load
 from leakbound.report.folder import read
 
 from .captured.flat import attack_update
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MONAI's own, and those of its in-place calls
 ]
 CODE = """
+import numpy as np
 import torch
 from monai.networks.nets import UNet
 
@@ -28,6 +30,47 @@ from monai.networks.nets import UNet
 def unet(outputs=2):
     torch.manual_seed(0)
     return UNet(3, 1, outputs, (8, 16, 32), (2, 2), num_res_units=1)
+
+
+def densenet():
+    from monai.networks.nets import DenseNet
+
+    torch.manual_seed(0)
+    return DenseNet(2, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)).eval()
+
+
+def scans(count=120):
+    '''Disks of two sizes, as dictionaries of MetaTensors.'''
+    from monai.data import Dataset
+    from monai.transforms import Compose, EnsureChannelFirstd, EnsureTyped, ScaleIntensityd
+
+    draws = np.random.default_rng(2)
+    y, x = np.mgrid[-1:1:16j, -1:1:16j]
+    items = []
+    for at in range(count):
+        a, b = draws.uniform(-0.4, 0.4, 2)
+        disk = np.hypot(x - a, y - b) < 0.3 + 0.3 * (at % 2)
+        image = 900 * disk + 200 * np.sin(3 * x + at) + draws.normal(0, 20, x.shape)
+        items.append({"image": image.astype(np.float32), "label": at % 2})
+    first = EnsureChannelFirstd("image", channel_dim="no_channel")
+    return Dataset(items, Compose([first, ScaleIntensityd("image"), EnsureTyped("image")]))
+
+
+class Bodies(torch.utils.data.Dataset):
+    '''Volumes with masks, which keep their channel.'''
+
+    def __init__(self, file):
+        from monai.data import MetaTensor
+
+        with np.load(file) as held:
+            self.items = [(MetaTensor(i), MetaTensor(m)) for i, m in zip(held["x"], held["y"])]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, at):
+        image, mask = self.items[at]
+        return {"image": image, "label": mask.float()}
 """
 own = {}
 
@@ -159,3 +202,62 @@ def test_audit_and_bound_of_volumes_with_masks(place, capsys):
         main(["bound", "--data", "npz:volumes.npz", "--noise-multiplier", "5"])
     assert caught.value.code == 0
     assert "no attacker exceeds it" in capsys.readouterr().out
+
+
+def ended(words):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return caught.value.code
+
+
+def test_a_classifier_and_its_data_set_go_through_every_command(place, capsys):
+    """DenseNet on a data set of MONAI: audit, bound, calibrate, attack with public data."""
+    data = load("own_monai:scans")
+    assert data.inputs.shape == (120, 1, 16, 16)
+    assert (float(data.inputs.min()), float(data.inputs.max())) == (0.0, 1.0)
+    assert type(data.inputs) is torch.Tensor
+    attacks = [{"name": "inverting_gradients", "steps": 150}]
+    defenses = [{"name": "none"}, {"name": "dp_sgd", "noise_multiplier": 5.0}]
+    plan = {"data": {"source": "own_monai:scans"}, "attacks": attacks, "seeds": [0]}
+    plan |= {"models": [{"name": "own_monai:densenet"}], "defenses": defenses}
+    records = run_audit(parse(plan)).assessments
+    assert [record.status for record in records] == ["ok", "ok"]
+    plain, defended = records
+    # A short search, which ends below the mean image: nothing may be claimed.
+    assert (plain.verdict, plain.bounds) == ("undecided", ())
+    assert defended.bounds
+    noisy = ["--data", "own_monai:scans", "--noise-multiplier", "5"]
+    assert ended(["bound", *noisy]) == 0
+    assert "no attacker exceeds it" in capsys.readouterr().out
+    target = "psnr>=25 with probability<=0.2"
+    assert ended(["calibrate", "--target", target, "--data", "own_monai:scans"]) == 0
+
+    exec(CODE, own)
+    model = own["densenet"]()
+    image, label = data.inputs[:1], data.labels[:1]
+    before, after = step(model, torch.nn.functional.cross_entropy, image, label)
+    for file, named in (("after", after), ("before", before)):
+        np.savez(f"{file}.npz", **{key: value.numpy() for key, value in named.items()})
+    words = "attack --update after.npz --before before.npz --kind weights --batch-size 1"
+    words += " --model own_monai:densenet --input-shape 1,16,16 --local-steps 1"
+    words += " --learning-rate 0.1 --public own_monai:scans --time 60 --out report"
+    words += " --attack inverting_gradients,steps=150"
+    assert ended(words.split()) in (0, 3)
+    (record,) = read(place / "report").assessments
+    assert record.status == "ok"
+    assert record.capture.explained.direction > 0.5
+
+
+def test_volumes_of_a_data_set_with_masks(place, capsys):
+    images, masks = volumes(60, 8)
+    np.savez("bodies.npz", x=images.numpy(), y=masks.numpy())
+    source = "own_monai:Bodies,file=bodies.npz"
+    data = load(source)
+    assert torch.equal(data.inputs, images)
+    assert torch.equal(data.labels, masks[:, 0])
+    attacks = [{"name": "inverting_gradients", "steps": 5}]
+    plan = {"data": {"source": source, "loss": LOSS}, "attacks": attacks, "seeds": [0]}
+    plan |= {"models": [{"name": "own_monai:unet"}], "defenses": [{"name": "none"}]}
+    (record,) = run_audit(parse(plan)).assessments
+    assert (record.status, record.data.domain) == ("ok", "volumes")
+    assert ended(["bound", "--data", source, "--noise-multiplier", "5"]) == 0

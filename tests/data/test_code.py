@@ -155,6 +155,9 @@ def test_parts_of_an_input_are_joined():
 
 def test_what_names_code():
     assert is_code("my.module:build,root=/x")
+    assert load("own_items:Items,form=tuple", limit=1).labels.tolist() == [0]
+    with pytest.raises(ValueError, match="its code raised TypeError"):
+        load("own_items:Items,file=a.npz")
     assert not any(map(is_code, ("folder:x", "foldr:x", "digits", "C:/x.npz", "./a:b")))
     with pytest.raises(ValueError, match=r"there is no module 'no_such'; install it or add"):
         load("no_such:build")

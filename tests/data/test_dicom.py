@@ -26,9 +26,10 @@ def written(pixels, syntax=EXPLICIT, compress=None, frame=None, **more):
     found.file_meta = meta
     found.SOPClassUID, found.SOPInstanceUID = meta[0x00020002].value, meta[0x00020003].value
     found.PatientName = "Secret^Name"
-    found.Rows, found.Columns = pixels.shape[:2]
-    found.SamplesPerPixel = 3 if pixels.ndim > 2 else 1
-    found.PhotometricInterpretation = "RGB" if pixels.ndim > 2 else "MONOCHROME2"
+    color = pixels.ndim > 2 and pixels.shape[-1] == 3
+    found.Rows, found.Columns = pixels.shape[-3:-1] if color else pixels.shape[-2:]
+    found.SamplesPerPixel = 3 if color else 1
+    found.PhotometricInterpretation = "RGB" if color else "MONOCHROME2"
     found.PlanarConfiguration = 0
     found.BitsAllocated = 8 * pixels.dtype.itemsize
     found.PixelRepresentation = int(pixels.dtype.kind == "i")
@@ -72,6 +73,22 @@ def test_gray_values_are_parts_of_the_range_of_their_bits(syntax, bits, kind, tm
     assert (float(data.inputs.min()), float(data.inputs.max())) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("syntax", [IMPLICIT, EXPLICIT])
+def test_gray_frames_are_a_volume(syntax, tmp_path):
+    frames = [np.stack([gray(12, 4 * k + at) for at in range(4)]) for k in range(2)]
+    given = {"BitsStored": 12, "NumberOfFrames": 4}
+    source = put(tmp_path, *(written(one, syntax, **given) for one in frames))
+    data = load(source)
+    assert data.domain.name == "volumes"
+    assert data.inputs.shape == (2, 1, 4, 6, 5)
+    assert np.allclose(data.inputs[:, 0].numpy(), np.stack(frames) / 4095, atol=1e-6)
+    with pytest.raises(ValueError, match="a volume has no size or channels to change"):
+        load(source, size=8)
+    other = written(gray(12), BitsStored=12)
+    with pytest.raises(ValueError, match="resample all"):
+        load(put(tmp_path, other, name="z{k}.dcm"))
+
+
 def test_values_are_not_inverted_or_rescaled(tmp_path):
     more = {"PhotometricInterpretation": "MONOCHROME1", "RescaleSlope": 2, "RescaleIntercept": -9}
     plain = load(put(tmp_path / "a", *[written(gray(12), BitsStored=12)] * 2))
@@ -113,11 +130,11 @@ def test_no_name_of_a_patient_is_kept(tmp_path):
         (lambda: written(gray(12), DEFLATED, BitsStored=12), "is deflated as a whole"),
         (
             lambda: written(gray(12), BitsStored=12, Rows=60_000, Columns=60_000),
-            "declares 60000 x 60000 pixels; the limit is 50000000: resize it",
+            "declares 60000 x 60000 pixels in 1 frames; the limit is 50000000 in all",
         ),
         (
-            lambda: written(gray(12), BitsStored=12, NumberOfFrames=3),
-            "holds 3 pictures; save the one",
+            lambda: written(np.zeros((3, 6, 5, 3), np.uint8), NumberOfFrames=3),
+            "holds 3 pictures in color; save the one",
         ),
         (
             lambda: written(gray(8, kind=np.uint8), PhotometricInterpretation="PALETTE COLOR"),

@@ -1,4 +1,4 @@
-"""DICOM files, by pydicom: one gray or color image each. No name of a patient is read."""
+"""DICOM files, by pydicom: one gray or color image each, or a volume. No patient's name is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def begins(head: bytes) -> bool:
 
 
 def decode(data: bytes | bytearray, name: str) -> Tensor:
-    """One image (C, H, W): float32 in [0, 1], or uint8 in color.
+    """One image (C, H, W): float32 in [0, 1], or uint8 in color. Gray frames are a volume.
+
+    The volume is (1, D, H, W), its D frames in the file's order.
 
     Gray values are as stored, in units of the range of their bits: no window, no rescaling to
     Hounsfield units, no inversion of MONOCHROME1.
@@ -93,16 +95,16 @@ def _check(dataset: Any, name: str) -> None:
     rows = dataset.Rows
     columns = dataset.Columns
     frames = int(dataset.get("NumberOfFrames") or 1)
-    if rows * columns > MAX_PIXELS:
+    if frames < 1 or rows * columns * frames > MAX_PIXELS:
         raise RefusedImage(
-            f"image {name!r} declares {columns} x {rows} pixels; the limit is {MAX_PIXELS}: "
-            "resize it"
-        )
-    if frames != 1:
-        raise RefusedImage(
-            f"image {name!r} holds {frames} pictures; save the one that you mean as a file"
+            f"image {name!r} declares {columns} x {rows} pixels in {frames} frames; the limit is "
+            f"{MAX_PIXELS} in all: resize it"
         )
     kind = dataset.PhotometricInterpretation
+    if frames > 1 and kind not in _GRAY:
+        raise RefusedImage(
+            f"image {name!r} holds {frames} pictures in color; save the one that you mean as a file"
+        )
     if kind not in (*_GRAY, *_COLOR):
         raise RefusedImage(f"image {name!r} has colors as {kind}; save it as gray values or RGB")
     if kind in _COLOR and dataset.BitsStored != 8:
@@ -118,4 +120,5 @@ def _values(dataset: Any, pixels: np.ndarray) -> Tensor:
     # Signed values begin at minus half of the range.
     lowest = steps // 2 if dataset.PixelRepresentation else 0
     values = (pixels.astype(np.float64) + lowest) / (steps - 1)
+    # (1, H, W), or of several frames (1, D, H, W)
     return torch.from_numpy(values.clip(0, 1).astype(np.float32))[None]

@@ -384,10 +384,11 @@ def _named(source: str) -> tuple[Source, tuple[Path, ...]]:
     kind, _, path = source.partition(":")
     if at_path(source):
         return AT_PATH[kind], (Path(path),)
-    if (suffix := Path(source).suffix.lower()) in ENDINGS:
-        return AT_PATH[ENDINGS[suffix]], (Path(source),)
+    # Its settings may end as a file does.
     if is_code(source):
         return Source("", partial(read_code, source)), ()
+    if (suffix := Path(source).suffix.lower()) in ENDINGS:
+        return AT_PATH[ENDINGS[suffix]], (Path(source),)
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
