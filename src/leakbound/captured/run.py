@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -55,7 +55,7 @@ from leakbound.captured.observe import (
     infer_context,
     task_of,
 )
-from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction
+from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Observation, Reconstruction
 from leakbound.domains import Domain, of_shape, smooth_axes
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named
@@ -574,6 +574,7 @@ def attack_all(
             listener.inferred(cases[-1])
         if not cases:
             raise none_left(lost)
+        cases = [_remembered(case, cases) for case in cases]
         work = Work(pace, cases, settings, allowed, output.pictures, lost)
         try:
             with ended_by_interrupt(pace):
@@ -614,6 +615,28 @@ def _ask_server(work: Work, at: int) -> None:
     work.cases[at] = replace(case, server=told)
 
 
+def _remembered(case: Case, cases: Iterable[Case]) -> Case:
+    """An update with what its client sent in earlier rounds, if their metadata name both."""
+    client = case.capture.about.get("client")
+    now = _round_of(case)
+    if not client or now is None:
+        return case
+    earlier = dict[int, Observation]()
+    for other in cases:
+        number = _round_of(other)
+        same = other.capture.about.get("client") == client
+        if same and number is not None and number < now:
+            earlier[number] = replace(other.inferred.observation, history=())
+    history = tuple(earlier[number] for number in sorted(earlier))
+    seen = replace(case.inferred.observation, history=history)
+    return replace(case, inferred=replace(case.inferred, observation=seen))
+
+
+def _round_of(case: Case) -> int | None:
+    text = case.capture.about.get("round", "")
+    return int(text) if text.isdecimal() else None
+
+
 def _found_steps(
     work: Work,
     reader: CaseReader,
@@ -634,7 +657,7 @@ def _found_steps(
     else:
         with client.frugal(None if fit.cost is None else fit.cost.form):
             steps = searched_steps(inferred.observation, inferred.untried, seconds)
-    work.cases[job.at] = reader.read(case.capture, job.at, steps)
+    work.cases[job.at] = _remembered(reader.read(case.capture, job.at, steps), work.cases)
     work.note_cost(job.at)
     work.again(job.at)
     return True

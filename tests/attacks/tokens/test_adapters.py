@@ -19,6 +19,7 @@ from leakbound.attacks.tokens.adapters import (
 )
 from leakbound.attacks.tokens.layers import dictionary
 from leakbound.attacks.tokens.pursuit import Atoms, edge, pruned, pursue
+from leakbound.captured import Capture, Settings, TrainingInfo, attack_all
 from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task
 from leakbound.defenses import Clip, GaussianNoise, NoDefense, SecureAggregation
 from leakbound.domains import TokenDomain
@@ -289,6 +290,35 @@ def test_earlier_rounds_of_a_client_separate_a_crowded_batch(same, table):
         certain += found.certain
         assert not table or found.tokens == alone.tokens
     assert certain == 5
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_captured_rounds_of_one_client_are_attacked_together(other):
+    """As above, from updates whose metadata name client and round; those of others do not count."""
+    certain = 0
+    for seed in range(4):
+        captures, source = [], stream(seed, "rounds")
+        ids = drawn(seed, 3, 8)
+        for number in range(6):
+            model = tiny(seed)
+            for p in model.parameters():
+                if p.requires_grad:
+                    p.data += 0.1 * normal(p.shape, source, like=p.data)
+            observation = seen(model, ids)
+            sent = observation.task.unflatten(observation.update.rows[0])
+            about = {"client": str(number if other else 7), "round": str(number)}
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            captures.append(Capture(f"round {number}", "gradient", sent, before, about))
+        settings = Settings((8,), attacks="adapter_pursuit", domain=TokenDomain(60, 8))
+        found = attack_all(captures, tiny(seed), settings, TrainingInfo(examples=3))
+        facts = [fact for fact in found.records[-1].facts if fact.kind == "words"]
+        assert not found.records[0].facts
+        certain += bool(facts)
+        if facts:
+            tokens = {*AdapterPursuit().tokens(found.inferred[-1].observation)}
+            assert tokens == set(ids.flatten().tolist())
+            assert facts[0].count == len(tokens)
+    assert certain == (0 if other else 4)
 
 
 def test_an_update_of_zeros_and_a_hidden_one_give_a_problem():
