@@ -266,20 +266,23 @@ class PackedRule(ConvolutionRule):
                 self.packed_back = _pack(turned, self.options_back)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.x = x = x.contiguous(memory_format=torch.channels_last)
-        self.few = _few(x, self.weight[0].numel(), math.prod(self.patches.see(x.shape)))
+        places = math.prod(self.patches.see(x.shape))
+        self.few = _few(x, self.weight[0].numel(), places)
+        self.tall = _tall(self.weight[0].numel(), places)
         if self.few:
-            self.columns = self.patches.of(x)
+            # Rows of an image are copied several times faster than single values.
+            self.columns = self.patches.of(x.contiguous())
+        self.x = x = x.contiguous(memory_format=torch.channels_last)
         return _run(x, self.packed, self.bias, self.options)
 
     def backward(self, delta: Tensor) -> Tensor | None:
+        self.delta = delta
         if self.few:
             self.rows = self.patches.rows(delta)
             weight = there(self.gradients[0]).flatten(1)
             torch.mm(self.rows.t(), self.columns.t(), out=weight)
             self.write_bias(self.rows, 0)
         else:
-            self.delta = delta
             mask = [False, True, self.gradients[1] is not None]
             self.write(*self._back(delta, self.weight, mask)[1:])
         return self._fixed(delta) if self.moving else None
@@ -298,7 +301,7 @@ class PackedRule(ConvolutionRule):
     def moved(self, delta: Tensor) -> Tensor:
         change = self._fixed(delta)
         direction = there(self.directions[0])
-        if self.few:
+        if self.tall:
             change += self.patches.added(self.rows.mm(direction.flatten(1)).t())
         else:
             change += self._back(self.delta, direction, [True, False, False])[0]
@@ -307,7 +310,7 @@ class PackedRule(ConvolutionRule):
     def _fixed(self, delta: Tensor) -> Tensor:
         if self.packed_back is not None:
             return _run(delta, self.packed_back, None, self.options_back)
-        if self.few:
+        if self.tall:
             rows = self.patches.rows(delta)
             return self.patches.added(rows.mm(self.weight.flatten(1)).t())
         return self.pulled(delta)
@@ -319,7 +322,12 @@ def _few(
     places: int,
 ) -> bool:
     """Whether products with columns are faster, for these weights per output channel and values."""
-    return inner > _FEW * places or (len(x) == 1 and x.numel() <= _SLOW)
+    return _tall(inner, places) or (len(x) == 1 and x.numel() <= _SLOW)
+
+
+def _tall(inner: int, places: int) -> bool:
+    """Whether there are so many weights that to turn them around takes longer than the product."""
+    return inner > _FEW * places
 
 
 def _product(

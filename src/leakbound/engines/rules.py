@@ -410,6 +410,8 @@ class ActivationRule(Rule):
         return change
 
     def _times_slope(self, t: Tensor) -> Tensor:
+        if t.shape == self.shape:
+            return self.function.times_slope(self.saved, t)
         change = self.function.times_slope(self.saved, t.view(-1, *self.shape))
         return change.flatten(0, 1)
 
