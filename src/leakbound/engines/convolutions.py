@@ -22,6 +22,9 @@ _FEW = 16
 """They are also faster if an output channel has this many times more weights than values."""
 _SLOW = 20480
 """PyTorch itself takes a single example of up to this many numbers as columns, in each call."""
+_NARROW = 320
+"""Up to this many weights per output channel, columns that are laid out anyway are faster forward.
+"""
 
 
 def convolution(
@@ -266,12 +269,17 @@ class PackedRule(ConvolutionRule):
                 self.packed_back = _pack(turned, self.options_back)
 
     def forward(self, x: Tensor) -> Tensor:
+        inner = self.weight[0].numel()
         places = math.prod(self.patches.see(x.shape))
-        self.few = _few(x, self.weight[0].numel(), places)
-        self.tall = _tall(self.weight[0].numel(), places)
+        self.few = _few(x, inner, places)
+        self.tall = _tall(inner, places)
         if self.few:
             # Rows of an image are copied several times faster than single values.
             self.columns = self.patches.of(x.contiguous())
+        if self.few and inner <= _NARROW:
+            self.x = x
+            rows = _product(self.columns, self.weight.flatten(1), self.bias)
+            return self.patches.values(rows)
         self.x = x = x.contiguous(memory_format=torch.channels_last)
         return _run(x, self.packed, self.bias, self.options)
 

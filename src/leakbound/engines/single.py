@@ -122,6 +122,7 @@ class Single:
         self.passes = Passes(plan, made)
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: LossHead | None = None
+        self.along: Tensor | None = None
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -137,11 +138,14 @@ class Single:
         # pruned weights have derivatives, too: the gradient of other weights depends on them
         if self.head is None:
             raise ValueError("pull was called before gradient; call gradient first")
-        row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
-        parts = self.task.unflatten(row)
-        for (layer, rule), still in zip(self.passes.layers, self.frozen, strict=True):
-            if layer.owns:
-                rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
+        # Views of a tensor that a search writes into again and again are made once.
+        if self.kept is not None or cotangent is not self.along:
+            self.along = cotangent
+            row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
+            parts = self.task.unflatten(row)
+            for (layer, rule), still in zip(self.passes.layers, self.frozen, strict=True):
+                if layer.owns:
+                    rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
         moved = self.passes.tangent(None)[self.passes.last]
         change, labels = self.head.moved(moved)
         # A copy, because rules such as max pools reuse the memory of their results.
