@@ -6,7 +6,6 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -17,14 +16,13 @@ from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check, losses
-from leakbound._util import copies
+from leakbound._util import copies, generators
 from leakbound._util.plain_calls import as_written
 from leakbound._util.recompute import recomputed
 from leakbound.core import (
@@ -301,10 +299,10 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
     for name, value in task.tensors().items():
         tensors[name].data = value.detach().clone()
     first = _slopes(model, inputs, task.loss)
-    drawn = _random_states(inputs.device)
+    drawn = generators.states()
     for _ in range(CALLS - 1):
         again = _slopes(model, inputs, task.loss)
-        if _random_states(inputs.device) != drawn:
+        if generators.states() != drawn:
             raise ValueError(
                 "the model draws random numbers when it is called, as F.dropout(x) does, so its "
                 "gradient differs from call to call and no attack can repeat the client's; draw "
@@ -343,15 +341,6 @@ def _slopes(
             parts += torch.autograd.grad(combined, weights, materialize_grads=True)
     # NaN would differ from itself.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
-
-
-def _random_states(device: torch.device) -> list[Any]:
-    """The states of all common generators, to be compared."""
-    numbers = repr(numpy.random.get_state(legacy=False))  # noqa: NPY002 (that of the model)
-    states = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return states
 
 
 class WrongOutput(ValueError):

@@ -10,15 +10,12 @@ call of the layer. What cannot be watched ends it, too.
 from __future__ import annotations
 
 import math
-import pickle
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -26,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from leakbound import client
-from leakbound._util import copies
+from leakbound._util import copies, generators
 from leakbound.core import Task
 from leakbound.randomness import stream, uniform
 
@@ -256,7 +253,8 @@ def steady(
             got = list[Tensor]()
             try:
                 for draw in range(DRAWS):
-                    with _watched(model, name) as seen, _generators(task, draw):
+                    drawing = generators.other_draws(task.parameters.device, draw)
+                    with _watched(model, name) as seen, drawing:
                         _run(task, model, tensors, batch.clone())  # some write to their input
                     if len(seen) != 1:
                         raise NoPath("the model does not call the layer once")
@@ -299,9 +297,9 @@ def unchanging(
             drawn = list[bool]()
             watched = _watched(model, name, drawn, whole=whole)
             try:
-                generators = _generators(task, draw)
+                drawing = generators.other_draws(task.parameters.device, draw)
                 end = suppress(_Entered)
-                with generators, watched as seen, torch.no_grad(), end:
+                with drawing, watched as seen, torch.no_grad(), end:
                     client.call(
                         replace(task, model=model),
                         tensors,
@@ -361,27 +359,6 @@ def _run(
 
 
 @contextmanager
-def _generators(task: Task, seed: int) -> Iterator[None]:
-    """Other draws of the global generators, which are as before afterwards."""
-    device = task.parameters.device
-    before = random.getstate(), _of_numpy()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002
-
-
-def _of_numpy() -> Any:
-    """The state of NumPy's global generator, which models may use."""
-    return np.random.get_state()  # noqa: NPY002
-
-
-@contextmanager
 def _watched(
     model: nn.Module,
     name: str,
@@ -393,7 +370,7 @@ def _watched(
     the layer.
     """
     seen = list[Tensor]()
-    before = _drawn_so_far()
+    before = generators.states()
 
     def note(
         _: nn.Module,
@@ -402,7 +379,7 @@ def _watched(
     ) -> None:
         seen.append(next(_tensors_in((args, kwargs))).detach().clone())
         if drawn is not None:
-            drawn.append(_drawn_so_far() != before)
+            drawn.append(generators.states() != before)
         if not whole:
             raise _Entered
 
@@ -426,12 +403,12 @@ def _traced(
     trained = [value for key, value in tensors.items() if key in task.names]
     tracer = _Tracer(inputs, weights, trained)
     with ExitStack() as stack:
-        stack.enter_context(_generators(task, 0))
-        before = _drawn_so_far()
+        stack.enter_context(generators.other_draws(task.parameters.device, 0))
+        before = generators.states()
 
         def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
             received = args[0] if len(args) == 1 and isinstance(args[0], Tensor) else None
-            tracer.enter(received, drawn=_drawn_so_far() != before)
+            tracer.enter(received, drawn=generators.states() != before)
 
         def leave(*_: Any) -> None:
             tracer.inside = False
@@ -456,13 +433,6 @@ def _counted(model: nn.Module) -> list[tuple[str, str, Any]]:
         for key, value in vars(module).items()
         if isinstance(value, int | float | str)
     ]
-
-
-def _drawn_so_far() -> bytes:
-    """The states of the global generators."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)]
-    return pickle.dumps((random.getstate(), _of_numpy(), states))
 
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
