@@ -27,7 +27,16 @@ from leakbound.attacks import (
     RobbingTheFed,
     TrapWeights,
 )
-from leakbound.core import Batch, Exact, Gaussian, Reconstruction, ThreatModel, Unit, Update
+from leakbound.core import (
+    Batch,
+    Exact,
+    Gaussian,
+    LocalPlan,
+    Reconstruction,
+    ThreatModel,
+    Unit,
+    Update,
+)
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -422,6 +431,16 @@ def test_noise_of_a_seed_gets_no_bound(digits):
     assert reading.verdict == UNDECIDED
     assert reading.bounds == ()
     assert "experiment only" in json.dumps(reading.record())
+
+
+@pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64)])
+def test_a_layer_that_local_steps_do_not_move_is_read(attack, digits):
+    plan = LocalPlan(5, 1e-3, optimizer="adamw")
+    planted = attack.plant(dataclasses.replace(task_of(digits), plan=plan))
+    reading = read(planted, batch_of(digits, 4, at=20))
+    found = outcome(reading, "PlantedLayer")
+    assert found.verdict == "exposed"
+    assert sum(score >= 60 for score in found.scores) >= 2
 
 
 @pytest.mark.parametrize("spread", [0.0, 30.0], ids=["one-scale", "each-its-own"])

@@ -59,12 +59,15 @@ class Front(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        seen = self.seen(inputs)
-        units = self.layer(seen)
-        if self.frozen is not None:
-            units = units + self.frozen(seen)
-        caught = units.relu().sum(1) * self.gain
-        return self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
+        # Mixed precision would round the units, and float16 cannot hold them.
+        with torch.autocast(inputs.device.type, enabled=False):
+            seen = self.seen(inputs.to(self.layer.weight))
+            units = self.layer(seen)
+            if self.frozen is not None:
+                units = units + self.frozen(seen)
+            caught = units.relu().sum(1) * self.gain
+            brighter = inputs + caught.view(-1, *[1] * (inputs.ndim - 1)).to(inputs)
+        return self.inner(brighter)
 
     def seen(self, inputs: Tensor) -> Tensor:
         """What the layer takes of inputs (B, *S), as vectors."""

@@ -11,9 +11,12 @@ from leakbound import inspection
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, seen_task
-from leakbound.attacks.planted import chosen, in_front
+from leakbound.attacks.planted import Front, chosen, in_front
 from leakbound.attacks.trap import Trap
 from leakbound.core import NotApplicable, Observation, Reconstruction, Server, Task
+
+STEADY: dict[str, Attack] = {"imprint": RobbingTheFed(), "trap": TrapWeights()}
+"""The attacks whose steady layers, which local steps do not move, are read as they were sent."""
 
 
 class PlantedLayer(Attack):
@@ -31,9 +34,14 @@ class PlantedLayer(Attack):
     ) -> Reconstruction:
         """Find the layer, move it to the front as the attacks expect it, and decode it."""
         task = seen_task(observation)
+        sent: Attack | None = None
         if isinstance(task.model, Trap):
+            sent = LinearTrap()
+        elif isinstance(task.model, Front) and task.model.frozen is not None:
+            sent = STEADY.get(task.model.kind)
+        if sent is not None:
             threat = replace(observation.threat, server=Server.MALICIOUS)
-            return LinearTrap()(replace(observation, threat=threat), generator)
+            return sent(replace(observation, threat=threat), generator)
         name = input_layer(task, observation.input_shape)
         parts = task.tensors()
         prefix = f"{name}." if name else ""
