@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -420,17 +419,16 @@ class SentRow:
         noise = self.observation.noise_variance
         return None if noise is None else noise[self.at]
 
-    @cached_property
-    def rounding(self) -> Tensor | None:
-        """(P,) the standard deviation that the rounding of stored weights leaves in the row; None
-        if it is no difference of such weights.
+    def rounding(self, part: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The standard deviation that the rounding of stored weights leaves in a part of the row;
+        None if it is no difference of such weights. `part` takes it from a flat vector (P,).
         """
         plan = self.task.plan
         sent = self.observation.sent
         unit = spacing(
-            plan.learning_rate * self.values.double(),
-            self.task.parameters.double(),
-            None if sent is None else sent[self.at].double(),
+            plan.learning_rate * part(self.values),
+            part(self.task.parameters),
+            None if sent is None else part(sent[self.at]),
         )
         # Every local step rounds the weights once.
         return None if unit is None else unit * math.sqrt(plan.steps / 12) / plan.learning_rate

@@ -16,7 +16,7 @@ from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task, summed
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.rounding import narrowest, spacing
+from leakbound.attacks.rounding import narrowest
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     dictionary,
@@ -258,7 +258,6 @@ def gradient_rows(
     observation = row.observation
     update = observation.update
     rows = part(row.values)
-    before = pair.matrix(task.tensors(), name)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
     # A row of zeros is not exact: it has the rounding of its neighbors.
@@ -267,12 +266,8 @@ def gradient_rows(
     # Values that a narrower type holds were rounded to it on their way.
     if (kind := narrowest(rows)) is not None:
         variance += (torch.finfo(kind).eps * size).square() / 12
-    sent = None if observation.sent is None else part(observation.sent[row.at])
-    unit = spacing(rows * task.plan.learning_rate, before, sent)
-    if unit is not None:
-        each = (unit / task.plan.learning_rate).square() / 12
-        # Every local step rounds the weights once.
-        variance += task.plan.steps * each.mean(1)
+    if (stored := row.rounding(part)) is not None:
+        variance += stored.square().mean(1)
     if row.variance is not None:
         variance += part(row.variance).mean(1)
     if update.mask is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import scipy
 import torch
@@ -304,14 +304,14 @@ class _Scene:
         row: SentRow,
     ) -> Span:
         """The span of a group's gradient in a row, of at most as many directions as tokens."""
-        gradient = group.gradient(self.task, row.values)
+        part = partial(group.gradient, self.task)
+        gradient = part(row.values)
         rounding = float(torch.finfo(row.values.dtype).eps)
         most = row.count * self.domain.length * self.task.plan.steps
         known = None
         if row.variance is not None:
-            known = float(group.gradient(self.task, row.variance).mean().sqrt())
-        elif row.rounding is not None:
-            spread = group.gradient(self.task, row.rounding)
+            known = float(part(row.variance).mean().sqrt())
+        elif (spread := row.rounding(part)) is not None:
             return stored_span(gradient, spread, rounding, most)
         return span_of(gradient, known, rounding, most)
 
