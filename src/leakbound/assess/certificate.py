@@ -14,7 +14,7 @@ from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
 from leakbound.client import forward
-from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
+from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import LAYER, NoPath, Path, path_to, steady
 from leakbound.randomness import permutation, stream, uniform
 
@@ -33,6 +33,8 @@ EQUAL = 1e-3
 """Bias gradients that differ by less, relative to the largest, may be signs times a number."""
 DIRECTIONS = 4
 """From this many active units on, two gradients are not multiples of each other by chance."""
+LENGTHS = (0.98, 1.02)
+"""Other lengths of an input that its update must tell from the true one, whatever the factors."""
 PROBES = 32
 APART = 0.05
 """Inputs of each kind that are compared with a certified one, and the least sine of the angle
@@ -70,6 +72,8 @@ def certificate(
     - Training on the answer reproduces the update (at the best length, the share `agreement`).
     - One step: the update is a sum of weighted derivatives of the model's outputs there.
       Exactly such updates are gradients of some loss there, so neither loss nor label is needed.
+    - One step under layer-wise rates: the same of each tensor, but for a factor of its own. If the
+      input at another length gives this too, it is known up to one factor, and not certified.
     - Several steps, if their number is known: the input is no multiple of signs, as Adam and sign
       compression leave it. Nothing shows that biases have the learning rate of other weights.
 
@@ -102,6 +106,10 @@ def certificate(
     several = "local steps" in sure and seen.task.plan.steps > 1
     replayed = "learning rate" in sure and agreement is not None
     share, slope = _of_outputs(seen, image)
+    factors: tuple[float, float] | None = None
+    if share is None and not (agreement is not None and agreement > AGREES):
+        factors, other = _up_to_factors(seen, image)
+        slope = slope if factors is None else other
     apart = len(sizes) >= DIRECTIONS and _apart(seen, name, image, slope)
     if not (counted or apart):
         return Proof()
@@ -110,8 +118,18 @@ def certificate(
     elif share is not None:
         explained = format_explained(share)
         how = f"the derivatives of the model's outputs at this input give {explained} of it"
+    elif factors is not None:
+        low, high = factors
+        rates = f"learning rates that differ between tensors, by up to {high / low:.3g} times"
+        how = (
+            "the derivatives of the model's outputs at this input give each tensor of it but for a "
+            f"factor, as {rates}"
+        )
     elif counted and several and not (replayed or signs):
-        how = "every local step uses the one example (its training is not replayed)"
+        how = (
+            "every local step uses the one example (its training is not replayed; if biases have "
+            "another learning rate than weights, as under LAMB, it is right up to one factor)"
+        )
     else:
         return Proof()
     known = "known" if counted else "likely, by the ranks; of nearly equal ones it is the mean"
@@ -119,10 +137,16 @@ def certificate(
     shown = (
         f"the gradient of the layer {name!r} is an outer product up to {answer.objective:.1g} of "
         f"its energy, and {how}. "
-        f"Assumed: one example ({known}), SGD with one learning rate for all weights, with or "
-        "without momentum and for any number of local steps, and no undeclared defense"
+        f"Assumed: one example ({known}), SGD with one learning rate for all weights"
+        f"{'' if factors is None else ' of a tensor'}, with or without momentum and for any number "
+        "of local steps, and no undeclared defense"
         + ("" if decay is None else f"; its weight decay ({decay}) is subtracted")
     )
+    lengths = (_factors(seen, length * image)[0] for length in LENGTHS)
+    if factors is not None and any(length is not None for length in lengths):
+        reason = "the update is the same at another length, as behind units without a bias"
+        known = "the input of the first layer is known up to one factor"
+        return Proof(None, f"{known}: {reason}. What is shown: {shown}")
     try:
         path = path_to(seen.task, seen.input_shape, name)
         if not path.magnifies(*seen.task.input_range) <= MAGNIFIED:
@@ -159,18 +183,10 @@ def _of_outputs(
     gives, None if it leaves more than rounding of some tensor; and the sum.
     """
     task = seen.task.to(image.device, torch.float64)
-    # float64: the test compares parts in a thousand of each tensor, which float32 sums may lose.
     row = seen.update.rows[0].double()
-    with torch.enable_grad():
-        flat = task.parameters.requires_grad_()
-        try:
-            outputs = forward(task, image.double(), flat).flatten()
-        except ValueError:  # batch norm has no statistics of a single value
-            return None, None
-        if len(outputs) * len(flat) > ENTRIES:
-            return None, None
-        each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
-    slopes = torch.stack(each)
+    slopes = _slopes(task, image)
+    if slopes is None:
+        return None, None
     # Derivatives of outputs may depend on each other, as those of a log-softmax do.
     weights = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
     off = row - weights @ slopes
@@ -183,6 +199,69 @@ def _of_outputs(
     if any(float(a.norm()) > EXACT * float(b.norm()) + most for a, b in pairs):
         return None, weights
     return 1 - float(off.square().sum() / row.square().sum()), weights
+
+
+def _slopes(task: Task, image: Tensor) -> Tensor | None:
+    """(K, P) the derivatives of the K outputs at the image; None if they are too many."""
+    # float64: the tests compare parts in a thousand of each tensor, which float32 sums may lose.
+    with torch.enable_grad():
+        flat = task.parameters.requires_grad_()
+        try:
+            outputs = forward(task, image.double(), flat).flatten()
+        except ValueError:  # batch norm has no statistics of a single value
+            return None
+        if len(outputs) * len(flat) > ENTRIES:
+            return None
+        each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
+    return torch.stack(each)
+
+
+def _up_to_factors(
+    seen: Observation,
+    image: Tensor,
+) -> tuple[tuple[float, float] | None, Tensor | None]:
+    """The least and the largest factor by which each tensor of the update is a weighted sum of the
+    outputs' derivatives at the image, and the sum; None if one is not.
+    """
+    if seen.task.plan.steps != 1 or not seen.task.plan.is_sum:
+        return None, None
+    return _factors(seen, image)
+
+
+def _factors(
+    seen: Observation,
+    image: Tensor,
+) -> tuple[tuple[float, float] | None, Tensor | None]:
+    """As `_up_to_factors`, at this length alone."""
+    task = seen.task.to(image.device, torch.float64)
+    row = seen.update.rows[0].double()
+    slopes = _slopes(task, image)
+    if slopes is None:
+        return None, None
+    parts = task.unflatten(row)
+    each = [task.unflatten(one) for one in slopes.unbind()]
+    # The tensor whose derivatives show most of the weights of the outputs.
+    tables = {}
+    for name in parts:
+        tables[name] = torch.stack([one[name].flatten() for one in each])
+    ranks = {}
+    for name, table in tables.items():
+        ranks[name] = int(torch.linalg.matrix_rank(table @ table.T, hermitian=True))
+    widest = max(ranks, key=ranks.__getitem__)
+    table = tables[widest]
+    products = table @ parts[widest].flatten()
+    weights = torch.linalg.pinv(table @ table.T, hermitian=True) @ products
+    factors = []
+    for name, part in parts.items():
+        wanted = part.flatten()
+        given = weights @ tables[name]
+        size = given.square().sum().clamp_min(1e-300)
+        factor = float(given @ wanted / size)
+        off = float((wanted - factor * given).norm())
+        if factor <= 0 or off > EXACT * float(wanted.norm()):
+            return None, None
+        factors.append(factor)
+    return (min(factors), max(factors)), weights
 
 
 def _apart(
