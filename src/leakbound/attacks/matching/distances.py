@@ -128,55 +128,52 @@ DISTANCES = {
 
 
 class Cosine:
-    """`cosine` of one row to a fixed one, with its derivative in closed form.
+    """`cosine` of each of several rows (N, P) to a fixed one, with its derivative in closed form.
 
     Sums of products use pairwise halves: BLAS adds them up in turn, which over 11 million numbers
-    loses the fourth digit.
+    loses the fourth digit. A row has the same bits beside any others.
     """
 
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
-        self.weights = None if weights is None else weights[0]
-        self.seen = seen[0] if weights is None else seen[0] * weights[0]
-        self.inverse = self.seen.square().sum().clamp_min(TINY**2).rsqrt()
-        count = len(self.seen)
-        size = BLOCK if self.seen.device.type == "cpu" else max(1, count)
+        self.weights = weights
+        self.seen = seen if weights is None else seen * weights
+        self.inverse = self.seen.square().sum(1).clamp_min(TINY**2).rsqrt()
+        count = seen.shape[1]
+        size = BLOCK if seen.device.type == "cpu" else max(1, count)
         self.blocks = [slice(at, at + size) for at in range(0, count, size)]
-        self.scratch = torch.empty_like(self.seen[:size])
+        self.scratch = torch.empty_like(self.seen[:, :size]).flatten()
 
     def at(self, candidate: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of (1, P), and a factor; the derivative is the factor times `into` (1, P).
+        """The distances (N,) of (N, P), and factors (N,) of `into` (N, P): the derivatives.
 
         The component of `seen` orthogonal to the candidate gives both: its squared length is (1 -
         cos)(1 + cos).
         """
-        white = candidate[0]
-        free = into[0]
-        if self.weights is not None:
-            white = white * self.weights
-        pairs = [(white[block], self.seen[block]) for block in self.blocks]
+        white = candidate if self.weights is None else candidate * self.weights
+        pairs = [(white[:, block], self.seen[:, block]) for block in self.blocks]
         # Both of a block in turn, while it is in the cache.
         products = [(self._product(own, own), self._product(own, seen)) for own, seen in pairs]
         square, inner = map(_total, zip(*products, strict=True))
         scale = square.clamp_min(TINY**2).rsqrt() * self.inverse  # their product may overflow
         # for a vanishing candidate the length is clamped, and no longer depends on it
-        along = -torch.where(square > TINY**2, inner / square, 0.0)
+        along = -torch.where(square > TINY**2, inner / square, 0.0)[:, None]
         left = []
         for (own, seen), block in zip(pairs, self.blocks, strict=True):
-            rest = torch.addcmul(seen, own, along, out=free[block])
+            rest = torch.addcmul(seen, own, along, out=into[:, block])
             # `vector_norm` adds in turn, too
             left.append(self._product(rest, rest))
         across = _total(left).sqrt() * self.inverse
         cosine = inner * scale
         if self.weights is not None:
-            free.mul_(self.weights)
+            into.mul_(self.weights)
         return torch.where(cosine > 0, across.square() / (1 + cosine), 1 - cosine), -scale
 
     def _product(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.mul(one, other, out=self.scratch[: len(one)]).sum()
+        return torch.mul(one, other, out=self.scratch[: one.numel()].view(one.shape)).sum(1)
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(tuple(parts)).sum()
+    return parts[0] if len(parts) == 1 else torch.stack(tuple(parts)).sum(0)
 
 
 class Euclidean:
