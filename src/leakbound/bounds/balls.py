@@ -69,9 +69,18 @@ class Neighbors:
 
     def within(self, reach: float) -> tuple[list[Array], list[Array]]:
         """`near` and `apart` of a reach that is kept."""
-        lists = zip(self.near, self.apart, self.degrees(reach).tolist(), strict=True)
-        pairs = [(indices[:count], line[:count]) for indices, line, count in lists]
-        return [indices for indices, _ in pairs], [line for _, line in pairs]
+        near = []
+        apart = []
+        lists = zip(
+            self.near,
+            self.apart,
+            self.degrees(reach).tolist(),
+            strict=True,
+        )
+        for indices, line, count in lists:
+            near.append(indices[:count])
+            apart.append(line[:count])
+        return near, apart
 
 
 def counts_of(
@@ -144,7 +153,12 @@ def neighbors(
             apart = [line[:count].copy() for line, count in zip(apart, cut, strict=True)]
             pairs = sum(cut)
     counted = {length: np.array(counts) for length, counts in many.items()}
-    return Neighbors(reach, near, apart, counted)
+    return Neighbors(
+        reach,
+        near,
+        apart,
+        counted,
+    )
 
 
 def _medoid(apart: Array, mean: float) -> int:
@@ -230,7 +244,8 @@ def _surroundings(near: list[Array]) -> Callable[[int], tuple[Array, list[int], 
 
         def of_all(place: int) -> tuple[Array, list[int], int, int]:
             neighbors = every & ~apart[place] & ~(1 << place)
-            return np.arange(count), apart, neighbors, neighbors >> place << place
+            later = neighbors >> place << place
+            return np.arange(count), apart, neighbors, later
 
         return of_all
 
@@ -242,7 +257,8 @@ def _surroundings(near: list[Array]) -> Callable[[int], tuple[Array, list[int], 
         neighbors = (1 << len(members)) - 1
         lower = int(np.searchsorted(members, place))
         apart = _numbers(np.packbits(free, axis=1, bitorder="little"))
-        return members, apart, neighbors, neighbors >> lower << lower
+        later = neighbors >> lower << lower
+        return members, apart, neighbors, later
 
     return of_neighbors
 

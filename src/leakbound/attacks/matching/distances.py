@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -151,9 +149,13 @@ class Cosine:
         """
         white = candidate if self.weights is None else candidate * self.weights
         pairs = [(white[:, block], self.seen[:, block]) for block in self.blocks]
-        # Both of a block in turn, while it is in the cache.
-        products = [(self._product(own, own), self._product(own, seen)) for own, seen in pairs]
-        square, inner = map(_total, zip(*products, strict=True))
+        squares = []
+        products = []
+        for own, seen in pairs:  # both of a block in turn, while it is in the cache
+            squares.append(self._product(own, own))
+            products.append(self._product(own, seen))
+        square = _total(squares)
+        inner = _total(products)
         scale = square.clamp_min(TINY**2).rsqrt() * self.inverse  # their product may overflow
         # for a vanishing candidate the length is clamped, and no longer depends on it
         along = -torch.where(square > TINY**2, inner / square, 0.0)[:, None]
@@ -169,11 +171,12 @@ class Cosine:
         return torch.where(cosine > 0, across.square() / (1 + cosine), 1 - cosine), -scale
 
     def _product(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.mul(one, other, out=self.scratch[: one.numel()].view(one.shape)).sum(1)
+        into = self.scratch[: one.numel()].view(one.shape)
+        return torch.mul(one, other, out=into).sum(1)
 
 
-def _total(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(tuple(parts)).sum(0)
+def _total(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 class Euclidean:

@@ -122,8 +122,9 @@ class Search:
         Asked each time: a defense may change some rows and not others.
         """
         if self.direct:
-            sent = shown(self.objective.observation, plain)
-            self.direct = self.objective.seen_of(sent) is plain
+            objective = self.objective
+            sent = shown(objective.observation, plain)
+            self.direct = objective.seen_of(sent) is plain
         return self.direct
 
     def recall(self) -> None:
@@ -251,12 +252,13 @@ class Evaluator:
         if len({own is None for own in weights}) > 1:
             return False
         rows = zip(self.searches, torch.split(plain, 1), strict=True)
-        if not all([search.shows(row) for search, row in rows]):
+        if not all(search.shows(row) for search, row in rows):
             return False
         if parts != self.parts:  # a stage may have others
             trust = [own for own in weights if own is not None]
             seen = torch.cat([objective.seen for objective in objectives])
-            self.joint = Cosine(seen, torch.cat(trust) if trust else None)
+            trusted = torch.cat(trust) if trust else None
+            self.joint = Cosine(seen, trusted)
             self.parts = [*parts]
         return True
 
