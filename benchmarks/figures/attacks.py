@@ -21,7 +21,7 @@ from leakbound.core import Reconstruction
 from leakbound.pairing import pair
 
 SIZE = 4
-TARGET = 0.5
+TARGET = 0.3
 
 
 class Run(NamedTuple):

@@ -85,7 +85,7 @@ def _a_minute(
     title = MODELS[model]
     name, mine = f"{title}: experiments per minute", Spread.of(rates["ours"])
     figures = [
-        Figure(f"{name} / breaching's", ratio.text(), ratio.n, what, "≥ 5"),
+        Figure(f"{name} / breaching's", ratio.text(), ratio.n, what, "≥ 6"),
         Figure(f"{name}, audit", mine.text(0), ratio.n, what),
     ]
     theirs = Spread.of(rates["breaching"]).text(1)

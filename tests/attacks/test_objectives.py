@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakbound.attacks.matching import distances
 from leakbound.attacks.matching.distances import (
     DISTANCES,
     Cosine,
@@ -135,6 +136,32 @@ def test_total_variation_by_hand():
             assert float(value) == pytest.approx(float(right.detach()))
             torch.testing.assert_close(slope, own)
     assert float(total_variation(torch.rand(1, 1, 1, 1))) == 0
+
+
+@pytest.mark.parametrize("block", [2**18, 64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_together_have_the_cosines_of_each_alone(block, weighted, monkeypatch):
+    """Bit by bit if a row is one block: only then do searches share a pass."""
+    monkeypatch.setattr(distances, "BLOCK", block)
+    like = torch.zeros(())
+    draws = [normal((3, 1000), stream(number, "rows"), like=like) for number in range(3)]
+    guess, seen, weights = draws[0], draws[1], draws[2].abs() if weighted else None
+    into = torch.empty_like(guess)
+    found, factors = Cosine(seen, weights).at(guess, into)
+    for row in range(3):
+        part = slice(row, row + 1)
+        own = torch.empty_like(guess[part])
+        trust = None if weights is None else weights[part]
+        alone, factor = Cosine(seen[part], trust).at(guess[part], own)
+        if block > 1000:
+            assert torch.equal(found[part], alone)
+            assert torch.equal(factors[row] * into[part], factor * own)
+        leaf = guess[part].double().requires_grad_()
+        exact = None if trust is None else trust.double()
+        wanted = DISTANCES["cosine"](leaf, seen[part].double(), exact, [])
+        assert float(alone) == pytest.approx(float(wanted.detach()), rel=1e-5)
+        slope = torch.autograd.grad(wanted, leaf)[0]
+        torch.testing.assert_close((factor * own).double(), slope, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("seen_scale", [1e-11, 1e-6, 1.0, 1e10])

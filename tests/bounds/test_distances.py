@@ -115,6 +115,37 @@ def test_a_search_that_is_cut_off_leaves_a_bound(seed, monkeypatch):
     assert (found.each >= each).all()
 
 
+@pytest.mark.parametrize("most", [10**6, 900, 300, 0])
+def test_neighbors_at_several_reaches_from_one_pass(most, monkeypatch):
+    monkeypatch.setattr(balls, "MOST_PAIRS", most)
+    codes = np.random.default_rng(0).integers(0, 3, (60, 5)).astype(float)
+    apart = plain(5).apart(10 * codes, 10 * codes)
+    found = neighbors(plain(5).among(10 * codes), 0, 1, 2, 3)
+    counts = {reach: (apart <= reach).sum(1) for reach in range(4)}
+    kept = [reach for reach in counts if counts[reach].sum() <= most]
+    assert sorted(found.many) == [reach for reach in counts if reach not in kept]
+    for reach, count in counts.items():
+        assert found.holds(reach)
+        assert found.degrees(reach).tolist() == count.tolist()
+    for reach in kept:
+        near, distances = found.within(reach)
+        for row, (own, line) in enumerate(zip(near, distances, strict=True)):
+            assert set(own) == set(np.flatnonzero(apart[row] <= reach))
+            assert line.tolist() == sorted(apart[row][own])
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_graphs_of_neighbors_alone_give_the_counts_of_the_whole_graph(level, monkeypatch):
+    codes, _ = sheet("german")
+    distance = plain(20)
+    nearby = neighbors(distance.among(codes), distance.reach(level))
+    whole = counts_of(codes, level, nearby, distance)
+    monkeypatch.setattr(balls, "SHORT", 0)
+    apart = counts_of(codes, level, nearby, distance)
+    assert (whole.most, whole.how) == (apart.most, apart.how)
+    assert whole.each.tolist() == apart.each.tolist()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_around_a_candidate_always_fit(seed):
     """Rows that differ from a candidate in exactly r columns: no limit may exclude them."""

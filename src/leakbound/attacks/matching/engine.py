@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.matching.distances import Cosine, variation_gradients
+from leakbound.attacks.matching.distances import BLOCK, Cosine, variation_gradients
 from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.terms import Smooth
@@ -247,6 +247,8 @@ class Evaluator:
         objectives = [search.objective for search in self.searches]
         parts = [objective.closed for objective in objectives]
         if self.rows > 1 or len(parts) < 2 or not all(isinstance(part, Cosine) for part in parts):
+            return False
+        if plain.shape[1] > BLOCK:  # a part of several rows has other bits than a part of one
             return False
         weights = [objective.weights for objective in objectives]
         if len({own is None for own in weights}) > 1:
