@@ -141,7 +141,7 @@ def test_total_variation_by_hand():
 @pytest.mark.parametrize("block", [2**18, 64])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_together_have_the_cosines_of_each_alone(block, weighted, monkeypatch):
-    """Bit by bit if a row is one block: only then do searches share a pass."""
+    """Bit by bit if a row is one block."""
     monkeypatch.setattr(distances, "BLOCK", block)
     like = torch.zeros(())
     draws = [normal((3, 1000), stream(number, "rows"), like=like) for number in range(3)]

@@ -13,6 +13,7 @@ from torch import nn
 import leakbound as lb
 from leakbound._util.memory import GB, Allowed, PeakBytes, held_bytes
 from leakbound.attacks.base import expected_rows
+from leakbound.attacks.matching import cost as cost_module
 from leakbound.attacks.matching.cost import ROOM, Cost, CostLine, StepCost, first_within, measure
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import begin
@@ -181,6 +182,15 @@ def test_an_engine_is_chosen_only_if_that_is_affordable():
         cost = measure(seen, labels, **limit)
         assert cost.engine is None
         assert all(form.form is not None for form in cost.search_steps())
+
+
+def test_no_engine_is_looked_for_where_none_saves_enough(monkeypatch):
+    """To look for one takes as long as many steps, which is lost if no step will fit."""
+    seen = observed(16, PLANS["sgd"])
+    usual = measure(seen, labels, engines=False).usual.seconds
+    monkeypatch.setattr(cost_module, "PLANNING", 0)
+    assert measure(seen, labels, seconds=100 * usual).planned
+    assert not measure(seen, labels, seconds=usual / 100).planned
 
 
 def test_room_is_what_is_free_or_allowed(monkeypatch):

@@ -35,6 +35,8 @@ PLANNING = 10
 """How many search steps on few examples it takes to choose an engine, in seconds and in bytes: the
 engine is compared with autograd, in double precision too (measured on DenseNet121: 5 to 10).
 """
+SAVED = 2
+"""An engine's step takes half of autograd's time at best (docs/results, engine costs)."""
 SLICED = 4
 """Copies of the candidate and its gradient where steps take slices of it."""
 SUMS = 5
@@ -179,7 +181,6 @@ def measure(
         NotApplicable: no search simulates this training.
     """
     task = seen_task(observation)
-    exact = list[Cost]()
     # The terms of the strongest search by default; other terms cost less than these.
     strong = MatchingSettings(batch_norm=1e-3 if task.plan.steps == 1 else 0.0)
     narrow = [_narrow(observation, count, labels) for count in (FEW, 2 * FEW)]
@@ -188,14 +189,10 @@ def measure(
     if 2 * first.seconds > seconds:
         del narrow[1]
     searches = [first, *(_timed(partial(_search, seen, strong)) for seen in narrow[1:])]
-    planned = PLANNING * first.seconds <= seconds and PLANNING * first.bytes <= room
-    engine = engine_for(observation, task) if planned and engines else None
-    if engine is not None:
-        exact = [_timed(partial(_search, seen, strong, engine)) for seen in narrow]
     size = task.parameters.element_size()
     found = StepCost(
         _line(searches, alone),
-        _line(exact, alone) if exact else None,
+        None,
         alone,
         _state(task, observation.input_shape),
         size * task.parameters.numel(),
@@ -204,9 +201,15 @@ def measure(
         1,
         1,
         indivisible(task),
-        planned,
-    )
-    return found.of(task, observation.examples)
+    ).of(task, observation.examples)
+    planned = PLANNING * first.seconds <= seconds and PLANNING * first.bytes <= room
+    # Where no engine saves enough, looking for one takes the time of what could still run.
+    planned = planned and found.usual.seconds <= SAVED * seconds
+    engine = engine_for(observation, task) if planned and engines else None
+    if engine is not None:
+        exact = [_timed(partial(_search, seen, strong, engine)) for seen in narrow]
+        found = replace(found, engine=_line(exact, alone))
+    return replace(found, planned=planned)
 
 
 def _line(costs: list[Cost], alone: CostLine | None = None) -> CostLine:

@@ -129,7 +129,7 @@ class Cosine:
     """`cosine` of each of several rows (N, P) to a fixed one, with its derivative in closed form.
 
     Sums of products use pairwise halves: BLAS adds them up in turn, which over 11 million numbers
-    loses the fourth digit. A row has the same bits beside any others.
+    loses the fourth digit.
     """
 
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.matching.distances import BLOCK, Cosine, variation_gradients
+from leakbound.attacks.matching.distances import variation_gradients
 from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.terms import Smooth
@@ -191,8 +191,6 @@ class Evaluator:
         self.engine: Engine | None = None
         self.rows = 1
         self.cotangent = torch.empty(0)
-        self.parts: list[object] = []
-        self.joint: Cosine | None = None
         if searches[0].exact is not None:
             self.rows = searches[0].exact.rows
             tasks = [search.objective.task for search in searches]
@@ -225,44 +223,13 @@ class Evaluator:
         if not self.cotangent.numel():
             self.cotangent = aligned(len(plain), plain)
         places = [slice(at, at + self.rows) for at in range(0, len(plain), self.rows)]
-        if self._is_joint(plain) and self.joint is not None:
-            found = zip(*self.joint.at(plain, self.cotangent), strict=True)
-            for candidate, (match, factor) in zip(candidates, found, strict=True):
-                candidate.total = candidate.match = match
-                candidate.factor = factor
-        else:
-            for candidate, place in zip(candidates, places, strict=True):
-                candidate.compare(plain[place], self.cotangent[place])
+        for candidate, place in zip(candidates, places, strict=True):
+            candidate.compare(plain[place], self.cotangent[place])
         pulled = engine.pull(self.cotangent)
         variations = _variations(inputs.view(len(candidates), -1, *inputs.shape[2:]), candidates)
         for candidate, place, variation in zip(candidates, places, variations, strict=True):
             soft = None if pulled.labels is None else pulled.labels[place]
             candidate.finish(Pulled(pulled.inputs[place], soft), variation)
-
-    def _is_joint(self, plain: Tensor) -> bool:
-        """Whether one pass over all rows (N, P) gives every search's distance, and makes it ready.
-
-        Small operations on one row each would take a third of the time of a small model's search.
-        """
-        objectives = [search.objective for search in self.searches]
-        parts = [objective.closed for objective in objectives]
-        if self.rows > 1 or len(parts) < 2 or not all(isinstance(part, Cosine) for part in parts):
-            return False
-        if plain.shape[1] > BLOCK:  # a part of several rows has other bits than a part of one
-            return False
-        weights = [objective.weights for objective in objectives]
-        if len({own is None for own in weights}) > 1:
-            return False
-        rows = zip(self.searches, torch.split(plain, 1), strict=True)
-        if not all(search.shows(row) for search, row in rows):
-            return False
-        if parts != self.parts:  # a stage may have others
-            trust = [own for own in weights if own is not None]
-            seen = torch.cat([objective.seen for objective in objectives])
-            trusted = torch.cat(trust) if trust else None
-            self.joint = Cosine(seen, trusted)
-            self.parts = [*parts]
-        return True
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Images or labels (N, ...) by row, (R, n, ...)."""
