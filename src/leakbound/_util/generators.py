@@ -14,7 +14,9 @@ import torch
 
 def states() -> bytes:
     """The states of the global generators of Python, NumPy and PyTorch, to be compared."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    # Only where CUDA runs already: to ask for its states would start it, and a fork could not.
+    runs = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if runs else []
     tensors = [state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)]
     return pickle.dumps((random.getstate(), _of_numpy(), tensors))
 

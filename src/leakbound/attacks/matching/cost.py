@@ -36,7 +36,9 @@ PLANNING = 10
 engine is compared with autograd, in double precision too (measured on DenseNet121: 5 to 10).
 """
 SAVED = 2
-"""An engine's step takes half of autograd's time at best (docs/results, engine costs)."""
+"""An engine makes large models' steps faster by less than this: they take .79 to .86 of autograd's
+time (docs/results/engine_costs.json), and small models' steps fit anyway.
+"""
 SLICED = 4
 """Copies of the candidate and its gradient where steps take slices of it."""
 SUMS = 5
