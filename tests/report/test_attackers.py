@@ -29,10 +29,11 @@ def test_a_sentence_has_the_worst_of_each_attacker():
     worse = replace(STRANGER, bound=0.09)
     said = sentence("noise 5", [STRANGER, worse, INTRUDER, INTRUDER, ANYONE, ANYONE])
     assert said == (
-        "noise 5: a stranger reaches 18 of 20 columns with a probability of 0.09 at most; who "
-        "has age,sex reaches 17 of 18 columns of the rest with a probability of 0.13 at most "
-        "(nearest neighbors: 12 of 100 without the update; if nobody completes more, 0.19 at most "
-        "with it). For anyone, whatever they know, one update adds 0.08 at most."
+        "noise 5, in the worst of its configurations: a stranger reaches 18 of 20 columns with a "
+        "probability of 0.09 at most; who has age,sex reaches 17 of 18 columns of the rest with a "
+        "probability of 0.13 at most (nearest neighbors: 12 of 100 without the update; if nobody "
+        "completes more, 0.19 at most with it). For anyone, whatever they know, one update adds "
+        "0.08 at most."
     )
 
 

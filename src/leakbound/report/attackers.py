@@ -59,11 +59,11 @@ def sentence(defense: str, rows: Sequence[AttackerRow]) -> str:
         )
     gain = format_upper(max(row.gain for row in of["anyone"]))
     anyone = f"For anyone, whatever they know, one update adds {gain} at most."
-    return (
-        f"{shortened(defense, NAME)}: {'; '.join(said)}. {anyone}"
-        if said
-        else f"{defense}: {anyone}"
-    )
+    name = shortened(defense, NAME)
+    # The table shows one model and batch size: its numbers are smaller.
+    if any(len({(row.bound, row.gain) for row in some}) > 1 for some in of.values()):
+        name += ", in the worst of its configurations"
+    return f"{name}: {'; '.join(said)}. {anyone}" if said else f"{name}: {anyone}"
 
 
 def _worst(rows: Sequence[AttackerRow]) -> list[AttackerRow]:
