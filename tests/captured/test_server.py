@@ -52,11 +52,19 @@ def test_it_is_simulated_with_the_user_s_plan_and_changes_no_verdict():
     right, total, updates = map(int, COUNT.search(said(outcome).server).groups())
     assert total == 4 * updates
     assert right > 0.7 * total
-    assert "5 steps of AdamW and batches of 4" in said(outcome).server
+    assert "updates of 4 examples, simulated in float32 with 5 steps of AdamW." in (
+        said(outcome).server
+    )
     assert said(outcome).server.endswith("This update shows nothing of such a server.")
     assert outcome.verdict.startswith("undecided")
     # One sentence of such a server is enough.
     assert "malicious server" not in said(outcome).measured
+
+
+def test_minibatches_are_named():
+    outcome = attacked(count=8, steps=2, batch_size=4, public="digits")
+    assert "of 8 examples, simulated" in said(outcome).server
+    assert "2 steps of AdamW on 4 of them at a time." in said(outcome).server
 
 
 def test_without_public_examples_the_table_says_it():

@@ -76,7 +76,8 @@ def obstacles(
         more = f" over {plan.steps} local steps" if plan.steps > 1 else ""
         add(f"{seen.examples} examples{more} are added up", "a larger --time, or smaller batches")
     if seen.task.coupled:
-        add("batch norm in training mode mixes the examples of a batch", "--public DATA")
+        mixes = "batch norm in training mode mixes the examples of a batch"
+        add(mixes, "a larger --time" if public else "--public DATA")
     if inferred.defense.links:
         add("a defense is declared", "--public DATA for its bounds")
     if not public:

@@ -66,11 +66,16 @@ def simulated(
     total = len(right) * size
     low, high = clopper_pearson(sum(right), total, 0.025)
     updates = "1 other update" if len(right) == 1 else f"{len(right)} other updates"
-    steps = "1 step" if task.plan.steps == 1 else f"{task.plan.steps} steps"
+    examples = "1 example" if size == 1 else f"{size} examples"
+    plan = task.plan
+    steps = "1 step" if plan.steps == 1 else f"{plan.steps} steps"
+    part = plan.batch_size or size
+    batches = "" if part >= size else f" on {part} of them at a time"
+    kind = str(task.parameters.dtype).removeprefix("torch.")
     return (
         f"A malicious server that sends this model behind its own layer reconstructs {sum(right)} "
-        f"of {total} public examples ({100 * low:.0f} to {100 * high:.0f} %) from {updates}, "
-        f"simulated with {steps} of {task.plan.rule} and batches of {size}. This {UPDATE}."
+        f"of {total} public examples ({100 * low:.0f} to {100 * high:.0f} %) from {updates} of "
+        f"{examples}, simulated in {kind} with {steps} of {plan.rule}{batches}. This {UPDATE}."
     )
 
 
