@@ -322,6 +322,21 @@ def test_columns_that_differ_are_those_of_a_comparison_of_floats(count, scale):
         assert (found == (~(np.abs(rows[:, None] - rows[::2]) <= scale)).sum(-1)).all()
 
 
+@pytest.mark.parametrize("flags", [1, 8, 9, 300])
+def test_columns_of_two_values_are_compared_as_all_others(flags):
+    """More than a byte can count, beside a column that never differs and one that always does."""
+    draw = np.random.default_rng(flags)
+    rows = 3.0 * draw.integers(0, 2, (90, flags + 3))
+    rows[:, 1] = 3.0
+    rows[:, 2] = np.nan
+    others = 3.0 - rows[:70]  # its own row differs in all columns of two values
+    others[:, 0] = 1.4  # near no value of the other side
+    with np.errstate(invalid="ignore"):
+        found = np.concatenate(list(distances._misses(others, rows, 1.0)))
+        assert (found == (~(np.abs(others[:, None] - rows) <= 1.0)).sum(-1)).all()
+    assert found.max() > flags
+
+
 def test_large_samples_are_compared_within_seconds():
     """20,000 rows of 20 columns took 11 s as differences of floats."""
     draw = np.random.default_rng(0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 from leakbound.assess.criterion import distance_of
 from leakbound.assess.released import Released
@@ -74,7 +74,7 @@ def crowding_of(
         (1.0, 0.0162)
     """
     # Of the others: sf(k - 2) is the probability that k - 1 or more match.
-    return min(1.0, count * float(stats.binom.sf(alike - 2, count - 1, limit)))
+    return min(1.0, count * float(scipy.stats.binom.sf(alike - 2, count - 1, limit)))
 
 
 def _counted(released: Released) -> int:

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import scipy
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 
@@ -143,7 +143,7 @@ def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
         negative = len(label) - positive
         if not positive or not negative:
             continue
-        ranks = rankdata(score.double().cpu().numpy())
+        ranks = scipy.stats.rankdata(score.double().cpu().numpy())
         # Less the smallest sum of ranks that so many examples can have.
         total = float(ranks[label.cpu().numpy()].sum()) - positive * (positive + 1) / 2
         error = math.sqrt((len(label) + 1) / (12 * positive * negative))

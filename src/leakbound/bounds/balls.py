@@ -6,6 +6,7 @@ so that counts can only grow.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ MOST_PAIRS = 30_000_000
 """Number of neighbor pairs that are kept; above it, only neighbor counts bound a ball."""
 SEARCHED = 24
 COLORED = 3_000_000
-CALLS = 20_000
+CALLS = 5_000
 SHORT = 1_000
 """Largest count of a ball of squared errors, and number of neighbor pairs of other distances, for
 which balls are searched; number of balls after which a search ends; number of
@@ -65,6 +66,8 @@ class Neighbors:
         """(n,) the numbers of rows within a reach."""
         if reach in self.many:
             return self.many[reach]
+        if reach == self.reach:
+            return np.array([len(line) for line in self.apart])
         return np.array([np.searchsorted(line, reach, "right") for line in self.apart])
 
     def within(self, reach: float) -> tuple[list[Array], list[Array]]:
@@ -135,8 +138,8 @@ def neighbors(
     for block in blocks:
         for line in block:
             for length, counts in many.items():
-                counts.append(int(np.count_nonzero(line <= length)))
-            inside = np.flatnonzero(line <= reach)
+                counts.append(int(np.count_nonzero(line <= _limit(line, length))))
+            inside = np.flatnonzero(line <= _limit(line, reach))
             # Stable: equal distances must not depend on the machine.
             order = inside[np.argsort(line[inside], kind="stable")]
             near.append(order.astype(np.int32))
@@ -159,6 +162,16 @@ def neighbors(
         apart,
         counted,
     )
+
+
+def _limit(
+    line: Array,
+    reach: float,
+) -> float:
+    """A reach to compare distances with: of whole numbers a whole one, in half the time."""
+    if line.dtype.kind == "f":
+        return reach
+    return int(min(reach, np.iinfo(line.dtype).max))
 
 
 def _medoid(apart: Array, mean: float) -> int:
@@ -186,24 +199,25 @@ def _search(
     place = np.argsort(order)
     linked = [np.sort(place[near[i]]) for i in order]
     around = _surroundings(linked)
-    each = np.zeros(len(near), int)
-    caps = np.zeros(len(near), int)
-    for at, members in enumerate(linked):
-        if len(members) <= 2:
-            # Of a row alone or of a pair the graph is known: most rows of small classes.
-            each[at] = len(members)
-            caps[at] = (members >= at).sum()
-            continue
-        _, apart, neighbors, later = around(at)
-        each[at] = 1 + sum(1 for _ in _colors(neighbors, apart))
-        caps[at] = 1 + sum(1 for _ in _colors(later, apart))
+    each = np.array([min(len(members), 2) for members in linked])
+    for at in np.flatnonzero(each == 2).tolist():
+        if len(linked[at]) > 2:  # of a pair the graph is known
+            _, apart, neighbors, _ = around(at)
+            each[at] = 1 + _count(neighbors, apart)
     best = 1
     calls = 0
-    # The largest possible ball first: then the others end at once.
-    for first in np.argsort(-caps, kind="stable").tolist():
-        if caps[first] <= best:
+    # The largest possible ball first: then the others end at once. Those that a place can be the
+    # first of are counted when their turn may have come: of most places it never does.
+    waiting = [(-bound, at, False) for at, bound in enumerate(each.tolist())]
+    heapq.heapify(waiting)
+    while waiting:
+        bound, first, counted = heapq.heappop(waiting)
+        if -bound <= best:
             break
         members, apart, _, later = around(first)
+        if not counted:
+            heapq.heappush(waiting, (-1 - _count(later, apart), first, True))
+            continue
         stack = [([first], later)]
         while stack:
             chosen, left = stack.pop()
@@ -213,7 +227,7 @@ def _search(
                     break
                 calls += 1
                 if calls > CALLS:
-                    return int(caps[first]), "colors", each[place]
+                    return -bound, "colors", each[place]
                 left ^= 1 << other
                 named = [*chosen, int(members[other])]
                 if fits(order[named].tolist()):
@@ -252,8 +266,11 @@ def _surroundings(near: list[Array]) -> Callable[[int], tuple[Array, list[int], 
     def of_neighbors(place: int) -> tuple[Array, list[int], int, int]:
         members = near[place]
         members = members[members != place]
+        byte = members >> 3
         bit = (1 << (members & 7)).astype(np.uint8)
-        free = linked.take(members, 0).take(members >> 3, 1) & bit == 0
+        # Places rise with the number of neighbors, so those of one place are often near each other.
+        held = linked[members, byte[0] : byte[-1] + 1]
+        free = held.take(byte - byte[0], 1) & bit == 0
         neighbors = (1 << len(members)) - 1
         lower = int(np.searchsorted(members, place))
         apart = _numbers(np.packbits(free, axis=1, bitorder="little"))
@@ -269,6 +286,14 @@ def _numbers(bits: Array) -> list[int]:
     width = bits.shape[1]
     starts = range(0, len(held), max(1, width))
     return [int.from_bytes(held[start : start + width], "little") for start in starts]
+
+
+def _count(
+    left: int,
+    apart: list[int],
+) -> int:
+    """The number of colors."""
+    return sum(1 for _ in _colors(left, apart))
 
 
 def _colors(left: int, apart: list[int]) -> Iterator[int]:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from leakbound.bounds import conversions
 from leakbound.bounds.counting import count_limit
@@ -101,7 +102,7 @@ def guess_p_value(
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2: f(v) = P(Binomial(r, 1 / (1 +
     e^-epsilon)) >= v), plus 2 m delta max_i (f(v - i) - f(v)) / i.
     """
-    tail = stats.binom.sf(np.arange(right, -1, -1) - 1, guesses, special.expit(epsilon))
+    tail = scipy.stats.binom.sf(np.arange(right, -1, -1) - 1, guesses, special.expit(epsilon))
     steps = (tail[1:] - tail[0]) / np.arange(1, right + 1)
     return min(1.0, float(tail[0] + 2 * canaries * delta * steps.max(initial=0.0)))
 
