@@ -6,7 +6,8 @@ from torch import nn
 
 import leakbound as lb
 from leakbound import data, models
-from leakbound.attacks import PatchSpan
+from leakbound.attacks import PatchSpan, patches
+from leakbound.attacks.pace import Pace, noted
 from leakbound.attacks.patches import _space
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.randomness import stream
@@ -99,3 +100,13 @@ def test_where_it_does_not_apply():
             lb.simulate(model, batch, attack="patch_span", **more)
     with pytest.raises(NotApplicable, match="32 numbers are unknown"):
         lb.simulate(vit(), photos(0, 1), attack=PatchSpan(most=31))
+
+
+def test_a_search_whose_time_is_over_computes_no_jacobian(monkeypatch):
+    """It takes as many derivatives as numbers are unknown: the time is asked between its parts."""
+    seen = lb.simulate(vit(), photos(0, 1), attack="patch_span,steps=1").round.observation
+    monkeypatch.setattr(patches, "jvp", None)  # a call would fail
+    with Pace(0.0):
+        found = noted(PatchSpan()(seen, stream(0, "attack")))
+    assert found.problem.startswith("stopped early")
+    assert "of the update" in found.problem

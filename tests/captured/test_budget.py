@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound import models
 from leakbound._util.memory import GB, Allowed
 from leakbound.assess.verdict import of_configuration
 from leakbound.attacks.matching.cost import Cost, CostLine, StepCost
 from leakbound.captured import Settings, TrainingInfo, attack_update, budget, load
 from leakbound.captured.run import Listener, Output
 from leakbound.client import is_frugal
+from leakbound.domains import TokenDomain
 from leakbound.registry import build
 
 SHAPE = (3, 12, 12)
@@ -187,11 +189,55 @@ def test_how_far_a_cut_search_came_is_said(client):
     assert "of 100,000 steps" in record.problem
 
 
-def test_which_attacks_the_cost_is_of():
-    for name in ("inverting_gradients", "dlg", "strong_matching", "fed_avg_matching"):
-        assert budget.searches(build("attack", name, {}))
-    for name in ("linear_inversion", "constant_image"):
-        assert not budget.searches(build("attack", name, {}))
+def test_how_often_a_search_trains_before_it_asks_for_the_time():
+    """Also where an attack has another one inside."""
+    for name, calls in {
+        **dict.fromkeys(("inverting_gradients", "strong_matching", "fed_avg_matching"), 1),
+        **dict.fromkeys(("gias", "token_matching"), 1),
+        **{"dlg": 20, "tab_leak": 8, "grad_inversion": 4, "gauss_newton": 40},
+        **dict.fromkeys(("linear_inversion", "constant_image", "patch_span"), 0),
+    }.items():
+        assert build("attack", name, {}).calls == calls, name
+
+
+def test_searches_for_tokens_are_measured_too():
+    """The step that is timed is one of weights of candidate tokens, and is refused in words."""
+    known = TrainingInfo(examples=2, learning_rate=0.1, steps=1)
+    generator = torch.Generator().manual_seed(0)
+    model = models.decoder(
+        input_shape=(6,),
+        classes=40,
+        width=16,
+        layers=1,
+        heads=2,
+        generator=generator,
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tokens = torch.randint(40, (2, 6), generator=generator)
+    scores = model(tokens)[:, :-1].flatten(0, 1)
+    nn.functional.cross_entropy(scores, tokens[:, 1:].flatten()).backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad
+    update = load(dict(model.state_dict()), before, kind="weights")
+    settings = Settings(
+        (6,),
+        domain=TokenDomain(40, 6),
+        attacks="token_matching,steps=3",
+        loss="next_token",
+    )
+    costs = []
+    taken = budget.step_cost
+
+    def noted(*given, **more):
+        costs.append(taken(*given, **more))
+        return replace(costs[-1], search=line(100.0, 1e-4), engine=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "step_cost", noted)
+        (record,) = attack_update(update, model, replace(settings, seconds=30.0), known).records
+    assert costs[0].search.one.seconds < 5
+    assert "not run: its first step takes about" in record.reason
 
 
 def test_lbfgs_sees_the_time_only_after_its_line_search():

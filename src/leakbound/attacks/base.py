@@ -88,6 +88,14 @@ class Attack:
         """How many observations one call of `many` handles efficiently."""
         return 1
 
+    @property
+    def calls(self) -> int:
+        """The most simulated trainings, with derivatives, before a search sees that its time is
+        over; 0 if nothing is simulated. That of an attack inside counts, too.
+        """
+        inner = [value for value in vars(self).values() if isinstance(value, Attack)]
+        return max((attack.calls for attack in inner), default=0)
+
     def many(
         self,
         observations: Sequence[Observation],

@@ -178,6 +178,11 @@ class Gias(Attack):
     batch_norm: float = 0.0
     statistics: str = "best"
 
+    @property
+    def calls(self) -> int:
+        """A search asks after each step."""
+        return 1
+
     def __post_init__(self) -> None:
         check.count(latent=self.latent, restarts=self.restarts)
         check.count(latent_steps=self.latent_steps, weight_steps=self.weight_steps)

@@ -81,6 +81,11 @@ class GradInversion(Attack):
         check.fraction(after=self.after)
         self.search()  # checks the rest
 
+    @property
+    def calls(self) -> int:
+        """All starts take a step together."""
+        return self.seeds
+
     def search(self) -> GradientMatching:
         """The settings of one start."""
         settings = {name: getattr(self, name) for name in SEARCHED}

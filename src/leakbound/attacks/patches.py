@@ -15,7 +15,7 @@ from leakbound import check
 from leakbound.attacks.base import Attack, modules_of, seen_by, seen_task, summed
 from leakbound.attacks.blind import answered
 from leakbound.attacks.labels import known_or_inferred
-from leakbound.attacks.pace import tick
+from leakbound.attacks.pace import is_over, tick
 from leakbound.client import call
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import unlike
@@ -429,12 +429,16 @@ class _Fit:
         flat = torch.cat([part.reshape(-1) for part in parts.values()])
         return self.grouped(flat - self.update.to(flat))
 
-    def jacobian(self, free: Tensor) -> Tensor:
-        """(rows, unknown) the derivative, computed in float32."""
+    def jacobian(self, free: Tensor) -> Tensor | None:
+        """(rows, unknown) the derivative, computed in float32; None if the time is over before."""
         at = free.float()
         columns = vmap(lambda one: jvp(self, (at,), (one,))[1])
-        parts = torch.split(torch.eye(len(at)).to(at), max(1, TOGETHER // len(self.update)))
-        return torch.cat([columns(part) for part in parts]).T.to(free)
+        found = []
+        for part in torch.split(torch.eye(len(at)).to(at), max(1, TOGETHER // len(self.update))):
+            if is_over():
+                return None
+            found.append(columns(part))
+        return torch.cat(found).T.to(free)
 
     def searched(self, free: Tensor, steps: int) -> tuple[Tensor, float]:
         """The free numbers that explain the update best, and the share that they leave."""
@@ -445,6 +449,8 @@ class _Fit:
         for _ in range(steps):
             if slope is None:
                 slope = self.jacobian(free)
+                if slope is None:
+                    break
                 fresh = True
             before = float(left.norm())
             move, after = self._step(free, left, slope)

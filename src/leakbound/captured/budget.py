@@ -15,12 +15,12 @@ from leakbound._util.formats import format_number
 from leakbound._util.memory import GB
 from leakbound.attacks import Attack
 from leakbound.attacks.matching.cost import Cost, StepCost, first_within, measure
-from leakbound.attacks.matching.settings import MatchingSettings
-from leakbound.attacks.pace import EVALUATIONS
+from leakbound.attacks.tokens.matching import soft
 from leakbound.captured.findings import TRIAL, Finding
 from leakbound.captured.observe import InferredContext
 from leakbound.core import NotApplicable, Observation
 from leakbound.losses import named
+from leakbound.randomness import stream
 
 COST = "cost of a search step"
 """The name of its finding."""
@@ -49,6 +49,8 @@ def step_cost(
 ) -> StepCost | None:
     """The measured cost of simulated training, None if it cannot be simulated; as `measure`."""
     observation = inferred.observation
+    with suppress(NotApplicable):  # of other data than text
+        observation = soft(observation, stream(0, "cost"))
 
     def labels(inputs: Tensor) -> Tensor:
         return _labels(observation, inputs)
@@ -91,19 +93,6 @@ def with_cost(inferred: InferredContext, cost: StepCost | None) -> InferredConte
     return replace(inferred, findings=others if found is None else (*others, found))
 
 
-def searches(attack: Attack) -> bool:
-    """Whether an attack simulates training in every step, so that `StepCost` is its cost."""
-    inner = [value for value in vars(attack).values() if isinstance(value, Attack)]
-    return isinstance(attack, MatchingSettings) or any(map(searches, inner))
-
-
-def _calls(attack: Attack) -> int:
-    """The most evaluations before a search sees that its time is over."""
-    inner = [value for value in vars(attack).values() if isinstance(value, Attack)]
-    lbfgs = getattr(attack, "optimizer", "") == "lbfgs"
-    return max([EVALUATIONS if lbfgs else 1, *map(_calls, inner)])
-
-
 def training_fit(
     cost: StepCost | None,
     room: float,
@@ -125,7 +114,7 @@ def search_fit(
     if cost is None:
         return Budgeted()
     after = JUDGED * first_within(cost.trainings(), room).seconds
-    forms = (replace(form, seconds=_calls(attack) * form.seconds) for form in cost.search_steps())
+    forms = (replace(form, seconds=attack.calls * form.seconds) for form in cost.search_steps())
     return _fit(cost, forms, room, seconds, "its first step", after)
 
 

@@ -228,6 +228,11 @@ class GaussNewton(Attack):
         check.one_of(["public", "none"], prior=self.prior)
         check.one_of(["told", "inferred"], labels=self.labels)
 
+    @property
+    def calls(self) -> int:
+        """A step multiplies by the Jacobian and its transpose for each direction."""
+        return self.directions
+
     def __call__(
         self,
         observation: Observation,

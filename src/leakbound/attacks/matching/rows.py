@@ -68,6 +68,11 @@ class TabLeak(Attack):
         check.count(restarts=self.restarts)
         self._search()
 
+    @property
+    def calls(self) -> int:
+        """All searches take a step together."""
+        return self.restarts
+
     def _search(self) -> GradientMatching:
         return GradientMatching(
             distance=self.distance,

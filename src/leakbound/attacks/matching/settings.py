@@ -11,6 +11,7 @@ from leakbound.attacks.base import Attack
 from leakbound.attacks.features.base import FeatureMethod
 from leakbound.attacks.features.cocktail_party import CocktailParty
 from leakbound.attacks.matching.distances import DISTANCES
+from leakbound.attacks.pace import EVALUATIONS
 from leakbound.core import Task
 
 __all__ = ["MatchingSettings", "unlisted"]
@@ -112,6 +113,11 @@ class MatchingSettings(Attack):
     prior: str = unlisted("")
     prior_weight: float = unlisted(0.0)
     ordered: float = unlisted(0.0)
+
+    @property
+    def calls(self) -> int:
+        """A line search asks for the time only when it has ended."""
+        return EVALUATIONS if self.optimizer == "lbfgs" else 1
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

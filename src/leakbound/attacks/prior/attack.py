@@ -107,6 +107,11 @@ class LearnedPrior(Attack):
     labels: str = "told"
     training: int = 800
 
+    @property
+    def calls(self) -> int:
+        """The slope's size is probed before the first step."""
+        return PROBES
+
     def __post_init__(self) -> None:
         check.count(
             restarts=self.restarts,

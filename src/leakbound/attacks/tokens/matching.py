@@ -36,6 +36,7 @@ LIKELY = 4
 unexplained, for rounding; how many tokens are tried at the end of a sequence; candidates for each
 place if noise or compression hides which tokens occur.
 """
+RIVALS = "other sequences explain the update as well"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class TokenMatching(Attack):
     Known tokens stay at their places, and are candidates.
 
     `problem` is None only if the sequences explain the update up to rounding and known noise, and
-    no search found others that do. There is no certificate.
+    neither a search nor, under noise, a change of a token found others that do. There is no
+    certificate.
 
     Args:
         steps: steps of the search over weights.
@@ -91,6 +93,11 @@ class TokenMatching(Attack):
     moves: int = 100
     tries: int = 24
 
+    @property
+    def calls(self) -> int:
+        """The search over weights asks after each step."""
+        return 1
+
     def __post_init__(self) -> None:
         check.count(
             steps=self.steps,
@@ -106,22 +113,21 @@ class TokenMatching(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         labels = _labels(observation, generator)
-        results = list[tuple[float, float, Tensor]]()
+        results = list[tuple[float, float, Tensor, str | None]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
         noise = search.objective.noise_share
         for _ in range(self.restarts):
             results.append(search.run(generator))
-            right = [sequences for _, left, sequences in results if search.problem(left) is None]
+            right = [sequences for *_, sequences, wrong in results if wrong is None]
             enough = results[-1][1] <= EXPLAINED + noise and len(right) > (noise > 0)
             if (right and enough) or tick():
                 break
-        value, left, tokens = min(results, key=lambda sequences: sequences[0])
-        problem = search.problem(left)
+        value, _, tokens, problem = min(results, key=lambda result: result[0])
         agreement = None
         if not all(bool(_same(tokens, sequences).all()) for sequences in right):
-            problem = problem or "other sequences explain the update as well"
+            problem = problem or RIVALS
         if len(results) > 1:
-            agreeing = [_same(tokens, sequences) for *_, sequences in results]
+            agreeing = [_same(tokens, sequences) for *_, sequences, _ in results]
             agreement = torch.stack(agreeing).double().mean(0)
         return Reconstruction(
             tokens.cpu(),
@@ -160,6 +166,30 @@ def candidates_of(observation: Observation) -> Tensor:
     return torch.tensor(sorted(tokens if domain.padding is None else tokens | {domain.padding}))
 
 
+def soft(observation: Observation, generator: torch.Generator) -> Observation:
+    """The observation as the search sees it: inputs are the weights of its first candidates.
+
+    Raises:
+        NotApplicable: the search does not apply.
+    """
+    candidates = candidates_of(observation).to(observation.task.parameters.device)
+    return _of_weights(observation, _labels(observation, generator), candidates)
+
+
+def _of_weights(
+    observation: Observation,
+    labels: Tensor | None,
+    candidates: Tensor,
+) -> Observation:
+    return replace(
+        observation,
+        task=weighted(observation.task, candidates),
+        input_shape=(token_domain(observation.task).length, len(candidates)),
+        labels=labels,
+        auxiliary=None,
+    )
+
+
 def _same(tokens: Tensor, others: Tensor) -> Tensor:
     """(B, n) whether other sequences, in the order that fits best, have the same tokens."""
     costs = (tokens[:, None] != others).sum(-1)
@@ -186,15 +216,7 @@ class _Matching:
         candidates: Tensor,
     ) -> _Matching:
         candidates = candidates.to(observation.task.parameters.device)
-        task = weighted(observation.task, candidates)
-        shape = token_domain(observation.task).length, len(candidates)
-        soft = replace(
-            observation,
-            task=task,
-            input_shape=shape,
-            labels=labels,
-            auxiliary=None,
-        )
+        weights = _of_weights(observation, labels, candidates)
         noisy = observation.noise_variance is not None  # weights of a mask alone are no 1/std
         settings = GradientMatching(
             distance="cosine_signal" if noisy else "cosine_layers",
@@ -204,7 +226,7 @@ class _Matching:
             box=False,
             labels="told" if labels is not None else "joint",
         )
-        objective = Objective.of(settings, soft)
+        objective = Objective.of(settings, weights)
         return _Matching(attack, observation, labels, candidates, settings, objective)
 
     def problem(self, left: float) -> str | None:
@@ -221,9 +243,9 @@ class _Matching:
             f"{noise:.2g}: some tokens may be wrong"
         )
 
-    def run(self, generator: torch.Generator) -> tuple[float, float, Tensor]:
-        """The lowest distance of one search, the share of the update that it does not explain, and
-        the sequences (B, n).
+    def run(self, generator: torch.Generator) -> tuple[float, float, Tensor, str | None]:
+        """The lowest distance of one search, the share of the update that it does not explain, the
+        sequences (B, n), and what is wrong with them.
         """
         shape = self.observation.examples, *self.objective.observation.input_shape
         start = START * normal(shape, generator, like=self.objective.seen)
@@ -242,7 +264,22 @@ class _Matching:
         # Again: after changes of other tokens, another end may be the best.
         tokens = wider._ended(tokens, labels)
         value = wider._value(tokens, labels)
-        return value, unexplained(wider.objective, wider._one_hot(tokens), labels), tokens
+        left = wider._left(tokens, labels)
+        problem = wider.problem(left)
+        if problem is None and self.objective.noise_share > 0 and wider._rivals(tokens, labels):
+            problem = RIVALS
+        return value, left, tokens, problem
+
+    def _left(self, tokens: Tensor, labels: Tensor) -> float:
+        return unexplained(self.objective, self._one_hot(tokens), labels)
+
+    def _rivals(self, tokens: Tensor, labels: Tensor) -> bool:
+        """Whether noise hides one of the likeliest changes of the sequences."""
+        return any(
+            self.problem(self._left(other, labels)) is None
+            for other in self._options(tokens, labels)
+            if not bool(_same(tokens, other).all())
+        )
 
     def _wider(self, tokens: Tensor, labels: Tensor) -> _Matching:
         """A search with those tokens of the whole vocabulary, too, that the derivative suggests.
