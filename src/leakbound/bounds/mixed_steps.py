@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ MOST = 16
 LIGHT = 1e-17
 STEP = 1e-3
 """Mass that an attained success leaves out, and the ratio to which it rounds down."""
+FAINT = 1e-20
+"""Mass that an upper bound leaves out: in all cells together less than `_lost` counts."""
 WHOLE = 100.0
 """Width, in logarithms, above which all kinds become one."""
 CELLS = 2**13
@@ -83,10 +86,10 @@ def sums(
     none = 1.0
     for at, heaviest in enumerate(order):
         _, rate, steps = parts[heaviest]
-        k, chances = _sampled_steps(parts[heaviest])
+        k, chances = _sampled_steps(rate, steps)
         rows = [(k[k > 0] * weights[heaviest], chances[k > 0] * none)]
         for i in order[at + 1 :]:  # lighter kinds, sampled or not
-            count, mass = _sampled_steps(parts[i])
+            count, mass = _sampled_steps(*parts[i][1:])
             rows.append((count * weights[i], mass))
         value, mass = _added(rows, up=up)
         values.append(value)
@@ -96,9 +99,10 @@ def sums(
     return np.concatenate([*values, [0.0]]), mass / max(1.0, float(mass.sum()))
 
 
-def _sampled_steps(part: Part) -> tuple[Array, Array]:
-    _, rate, steps = part
-    low, high = scipy.stats.binom(steps, rate).ppf([DUST, 1 - DUST])
+@lru_cache(maxsize=256)
+def _sampled_steps(rate: float, steps: int) -> tuple[Array, Array]:
+    """Numbers of sampled steps and their probabilities; no caller changes them."""
+    low, high = scipy.stats.binom.ppf([DUST, 1 - DUST], steps, rate)
     k = np.arange(max(0.0, low - 1), min(steps, high + 1) + 1)
     return k, np.asarray(scipy.stats.binom.pmf(k, steps, rate))
 
@@ -129,6 +133,14 @@ def _lost(parts: Sequence[Part], mass: Array) -> float:
     return max(0.0, 1 - float(mass.sum())) + 4 * DUST * len(parts) ** 2
 
 
+@lru_cache(maxsize=8)
+def _gains(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
+    """sum_i k_i / noise_i^2, rounded up: values, masses, and the mass that is left out."""
+    value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
+    counts = mass > FAINT
+    return value[counts], mass[counts], _lost(parts, mass)
+
+
 def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:
     """Fewer values, none larger than before, for the exact law, which is slow at each value."""
     kept = (mass > LIGHT) & (value > 0)
@@ -149,8 +161,7 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     if len(bare) < len(parts):
         rest = visible_upper(bare, blind) if bare else np.exp(blind)
         return one(np.where(blind == 0, 1.0, np.minimum(1.0, 1 - none + none * rest)))
-    value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
-    left = _lost(parts, mass)
+    value, mass, left = _gains(tuple(parts))
     gain = np.sqrt(value)
     flat = blind.ravel()
     bounds = np.empty(flat.shape)
@@ -233,8 +244,7 @@ def epsilon(
         if 1 - none >= delta:
             return math.inf
         return epsilon(bare, delta - (1 - none), visible=visible) if bare else 0.0
-    value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
-    left = _lost(parts, mass)
+    value, mass, left = _gains(tuple(bare))
     gain = np.sqrt(value)
 
     def holds(level: Array) -> Array:
