@@ -47,14 +47,9 @@ def codewords(
     # The expanded square needs no array (n, n, N), but its rounding can fall below 0.
     distance = np.maximum(0, squares[:, None] + squares - 2 * rows @ rows.T) / rows.shape[1]
     np.fill_diagonal(distance, 0)  # rounding would leave an example away from itself
-    sets = [
-        each[start : start + PART]
-        for each in _candidates(distance, NEAR * within)
-        for start in range(0, len(each), PART)
-    ]
-    covers = np.concatenate([_errors(distance, part) <= SLACK * within for part in sets])
-    every = [members for part in sets for members in part]
-    chosen, shares = covering(covers, most)
+    sets = list(_candidates(distance, within))
+    every = [members for part, _ in sets for members in part]
+    chosen, shares = covering(np.concatenate([covered for _, covered in sets]), most)
     return np.stack([rows[every[number]].mean(0) for number in chosen]), shares
 
 
@@ -87,27 +82,59 @@ def covering(covers: Array, most: int) -> tuple[list[int], Array]:
     return chosen, np.array(first) / sum(first)
 
 
-def _candidates(distance: Array, near: float) -> Iterator[Array]:
-    """The public examples (m, k) whose means are candidates, for one k after another."""
+def _candidates(distance: Array, within: float) -> Iterator[tuple[Array, Array]]:
+    """Public examples (m, k) whose means are candidates, and whether (m, n) each covers which."""
     count = len(distance)
-    # Stable: copies in the data have equal distances, and the order must not depend on the machine.
-    order = distance.argsort(1, kind="stable")[:, : MEANS[-1]]
-    farthest = np.take_along_axis(distance, order, 1)
-    yield np.arange(count)[:, None]
-    for k in MEANS[1:]:
-        if k <= count:
-            yield order[farthest[:, k - 1] <= near, :k]
+    near = NEAR * within
+    yield np.arange(count)[:, None], distance <= SLACK * within
+    yield from _near_means(distance, within)
     pairs = np.argwhere(np.triu(distance <= near, 1))
-    closest = distance[pairs[:, 0], pairs[:, 1]].argsort(kind="stable")
-    yield pairs[closest[: PAIRS * count]]
+    closest = pairs[_smallest(distance[pairs[:, 0], pairs[:, 1]], PAIRS * count)]
+    for start in range(0, len(closest), PART):
+        pair = closest[start : start + PART]
+        total = distance[pair[:, 0]] + distance[pair[:, 1]]
+        yield pair, _errors(distance, pair, total) <= SLACK * within
 
 
-def _errors(distance: Array, members: Array) -> Array:
-    """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) alone:
-    |mean - x|^2 is the mean of |x_i - x|^2 minus half the mean of |x_i - x_j|^2.
+def _near_means(distance: Array, within: float) -> list[tuple[Array, Array]]:
+    """The means of an example and those closest to it: the means of few first."""
+    count = len(distance)
+    sizes = [k for k in MEANS[1:] if k <= count]
+    order = np.stack([_smallest(row, max(sizes, default=1)) for row in distance])
+    farthest = np.take_along_axis(distance, order, 1)
+    found: dict[int, list[tuple[Array, Array]]] = {k: [] for k in sizes}
+    for start in range(0, count, PART):
+        nearest = order[start : start + PART]
+        away = farthest[start : start + PART]
+        total = distance[nearest[:, 0]]
+        for k in range(2, max(sizes, default=1) + 1):
+            # Whose k-th neighbor is too far has no larger mean either.
+            close = away[:, k - 1] <= NEAR * within
+            nearest = nearest[close]
+            away = away[close]
+            total = total[close] + distance[nearest[:, k - 1]]
+            if k in found:
+                members = nearest[:, :k]
+                covered = _errors(distance, members, total) <= SLACK * within
+                found[k].append((members, covered))
+    return [part for k in sizes for part in found[k]]
+
+
+def _smallest(values: Array, most: int) -> Array:
+    """The places of the smallest values, in their order; of equal ones the first.
+
+    So copies in the data, whose distances are equal, have one order on every machine.
     """
-    k = members.shape[1]
-    # One member at a time: an array (m, k, n) would take k times the memory.
-    total = sum((distance[members[:, i]] for i in range(k)), np.zeros(()))
+    places = np.arange(len(values))
+    if most < len(values):
+        places = np.flatnonzero(values <= np.partition(values, most - 1)[most - 1])
+    return places[values[places].argsort(kind="stable")[:most]]
+
+
+def _errors(distance: Array, members: Array, total: Array) -> Array:
+    """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) and their
+    sums over the members: |mean - x|^2 is the mean of |x_i - x|^2 minus half the mean of
+    |x_i - x_j|^2.
+    """
     among = distance[members[:, :, None], members[:, None]].mean((1, 2))
-    return np.asarray(total / k - among[:, None] / 2)
+    return np.asarray(total / members.shape[1] - among[:, None] / 2)
