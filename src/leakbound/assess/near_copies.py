@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
+from scipy.special import bdtrc
 
 from leakbound.assess.criterion import distance_of
 from leakbound.assess.released import Released
@@ -73,8 +73,8 @@ def crowding_of(
         >>> crowding_of(1, 8, 0.01), round(crowding_of(3, 8, 0.01), 4)
         (1.0, 0.0162)
     """
-    # Of the others: sf(k - 2) is the probability that k - 1 or more match.
-    return min(1.0, count * float(scipy.stats.binom.sf(alike - 2, count - 1, limit)))
+    # Of the others: bdtrc(k - 2) is the probability that k - 1 or more match.
+    return min(1.0, count * float(bdtrc(alike - 2, count - 1, limit)))
 
 
 def _counted(released: Released) -> int:
