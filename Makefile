@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test PKG=attacks`: the tests of one package, and the examples in its docstrings.
 PATHS := $(if $(PKG),$(wildcard tests/$(PKG) tests/test_$(PKG).py src/leakbound/$(PKG) src/leakbound/$(PKG).py))
 
-.PHONY: setup audit proof release test test-long durations test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof release test test-long test-all durations test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -36,11 +36,15 @@ test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long" $(PATHS)
 
 test-long: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "long and not slow" $(PATHS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "long and not slow" $(PATHS)
+
+# Both, and the reproductions' tests: one collection, and the files that take longest begin.
+test-all: setup
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" tests src reproductions
 
 # What takes over a second is long: measured here, on an idle machine, and kept in a file.
 durations: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" --record-durations
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" --record-durations tests src reproductions
 
 test-reproductions: setup
 	$(BIN)/python -m pytest -n auto -m "not slow" reproductions

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ DURATIONS = Path(__file__).parent / "tests" / "durations.json"
 LONG = 1.0
 STAYS_LONG = 0.7
 """Below this a long test is long no more: without a gap, tests of one second would come and go."""
+SHORT = 0.1
+"""What the other tests take, nearly."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,14 +91,31 @@ def _exists(name: str) -> bool:
     return (DURATIONS.parents[1] / name.partition("::")[0]).exists()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-long`; skip elsewhere what needs Linux."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-long`; skip elsewhere what needs Linux. Several
+    processes begin with the files that take longest, so that none is left alone with one at the
+    end.
+    """
     long = json.loads(DURATIONS.read_text("utf-8"))
     for item in items:
         if item.nodeid in long or item.nodeid.partition("::")[0] in long:
             item.add_marker("long")
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+    if hasattr(config, "workerinput"):
+        items.sort(key=_file_seconds(long, items), reverse=True)
+
+
+def _file_seconds(
+    long: dict[str, float],
+    items: list[pytest.Item],
+) -> Callable[[pytest.Item], float]:
+    """The seconds of an item's file: of its long tests, and a guess for each of the others."""
+    seconds = Counter({name: value for name, value in long.items() if "::" not in name})
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            seconds[item.nodeid.partition("::")[0]] += long.get(item.nodeid, SHORT)
+    return lambda item: seconds[item.nodeid.partition("::")[0]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,9 +7,13 @@ import pytest
 
 
 @pytest.fixture
-def recorder(pytestconfig, monkeypatch, tmp_path):
+def module(pytestconfig):
+    return pytestconfig.pluginmanager.get_plugin(str(pytestconfig.rootpath / "conftest.py"))
+
+
+@pytest.fixture
+def recorder(module, monkeypatch, tmp_path):
     """What records durations, into a file of this test."""
-    module = pytestconfig.pluginmanager.get_plugin(str(pytestconfig.rootpath / "conftest.py"))
     file = tmp_path / "tests" / "durations.json"
     file.parent.mkdir()
     file.write_text('{"gone.py": 9.0}')
@@ -39,3 +43,15 @@ def test_what_is_long_stays_so_until_it_is_clearly_quicker(recorder, tmp_path):
     assert kept == {"a.py::x": 0.8, "a.py::y": 1.1}
     recorder.seconds.clear()
     assert _recorded(recorder, tmp_path, ("a.py::x", "call", 0.6)) == {"a.py::y": 1.1}
+
+
+def test_several_processes_begin_with_the_files_that_take_longest(module):
+    def item(nodeid, *marks):
+        return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: name in marks)
+
+    items = [item(f"many.py::{number}") for number in range(9)]
+    items += [item("one.py::long"), item("fixture.py::a"), item("slow.py::a", "slow")]
+    long = {"one.py::long": 5.0, "fixture.py": 2.0, "slow.py::a": 99.0, "gone.py::a": 9.0}
+    items.sort(key=module._file_seconds(long, items), reverse=True)
+    order = list(dict.fromkeys(each.nodeid.partition("::")[0] for each in items))
+    assert order == ["one.py", "fixture.py", "many.py", "slow.py"]
