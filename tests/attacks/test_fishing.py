@@ -137,7 +137,7 @@ def test_where_it_does_not_apply(digits):
     cases = [
         (task_of(digits, public=False), MALICIOUS, "no fishing"),
         (task_of(digits), ThreatModel(), "honest"),
-        (task_of(digits, steps=2, learning_rate=0.1), MALICIOUS, "several local steps"),
+        (task_of(digits, optimizer="lion", learning_rate=0.1), MALICIOUS, "step of Lion"),
     ]
     for task, threat, words in cases:
         seen = played(task, batches, attack, NoDefense(), threat)

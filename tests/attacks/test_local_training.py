@@ -9,7 +9,8 @@ from torch import nn
 import leakbound
 from leakbound import data
 from leakbound._util import copies
-from leakbound.attacks import LinearTrap, Loki, RobbingTheFed, TrapWeights
+from leakbound.attacks import Fishing, LinearTrap, Loki, RobbingTheFed, TrapWeights
+from leakbound.attacks.held import hold, prepared
 from leakbound.attacks.planted import in_front, layer_of
 from leakbound.core import (
     Batch,
@@ -58,6 +59,14 @@ def net(norms=False):
         nn.Flatten(),
         nn.Linear(8 * 14 * 14, 10),
     )
+
+
+def perceptron():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(64, track_running_stats=False)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 64), norm, nn.ReLU(), nn.Linear(64, 10)
+    )  # fmt: skip
 
 
 def task_of(digits, name, steps, *, model=None, size=None, dtype=torch.float32):
@@ -128,6 +137,51 @@ def test_images_of_several_batches(digits, name):
     assert int((read(task, attack, some(digits, 12), name) >= 60).sum()) >= 8
 
 
+def with_one(digits, label, size):
+    """A batch whose first example alone is of a class."""
+    labels = digits[1].labels
+    own = (labels == label).nonzero()[:1, 0]
+    others = (labels != label).nonzero()[: size - 1, 0]
+    at = torch.cat([own, others])
+    return Batch(digits[1].inputs[at], labels[at])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("steps", "size"), [(1, None), (5, None), (3, 4)])
+@pytest.mark.parametrize("name", RULES)
+def test_fishing_through_batch_norm_and_any_optimizer(digits, name, steps, size, dtype):
+    attack = Fishing("linear_inversion", "class", label=3)
+    task = attack.plant(task_of(digits, name, steps, model=perceptron(), size=size, dtype=dtype))
+    assert not task.coupled
+    batch = with_one(digits, 3, 12)
+    # Weights in bfloat16 keep 8 bits of each change.
+    sure = 60 if dtype == torch.float32 else 30
+    right = read(task, attack, batch, name) >= sure
+    assert right.tolist() == [True] + [False] * 11
+
+
+def test_the_held_model_computes_what_the_agreed_one_does(digits):
+    own = task_of(digits, "AdamW", 5)
+    task = hold(prepared(own), own)
+    inputs = some(digits, 8).inputs
+    plain, held = (leakbound.client.forward(one, inputs) for one in (own, task))
+    torch.testing.assert_close(held, plain)
+    after = task.with_parameters(trained(task, some(digits, 8), "AdamW"))
+    assert bool(after.parameters.any())
+    assert torch.equal(leakbound.client.forward(after, inputs), held)
+    assert not task.model.train().held.training
+
+
+def test_a_sum_of_fished_clients(digits):
+    attack = Fishing("linear_inversion", "class", label=3)
+    task = task_of(digits, "AdamW", 5, model=perceptron())
+    clients = [with_one(digits, 3, 8), some(digits, 8, 100), some(digits, 8, 200)]
+    streams = [stream(0, "client", i) for i in range(4)]
+    seen = play(task, clients, SecureAggregation(3), streams, threat=MALICIOUS, attack=attack)
+    answers = attack(seen.observation, stream(0)).inputs
+    assert float(psnr(clients[0].inputs[:1], answers)) >= 60
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_batch_norm_in_training_mode(digits, name):
     attack = RobbingTheFed(bins=64)
@@ -189,7 +243,7 @@ def test_linear_traps(digits, name):
 def test_lion_keeps_signs_alone(digits):
     task = task_of(digits, "AdamW", 1)
     task = replace(task, plan=LocalPlan(1, 1e-3, optimizer="lion"))
-    for attack in (RobbingTheFed(bins=8), TrapWeights(rows=8)):
+    for attack in (RobbingTheFed(bins=8), TrapWeights(rows=8), Fishing()):
         seen = play(
             task, [some(digits, 2)], chain(), [stream(0, i) for i in range(2)],
             threat=MALICIOUS, attack=attack,
@@ -208,10 +262,26 @@ def test_a_sum_of_clients_through_local_steps(digits, name):
     assert int((psnr(some(digits, 12).inputs, answers) >= 60).sum()) >= 9
 
 
-@pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64), Loki(bins=64)])
+@pytest.mark.parametrize(
+    "attack",
+    [RobbingTheFed(bins=64), TrapWeights(rows=64), Loki(bins=64), Fishing()],
+)
 def test_marks_are_found(digits, attack):
     assert inspect(attack.plant(task_of(digits, "AdamW", 5)))
     assert not inspect(task_of(digits, "AdamW", 5))
+
+
+def test_traps_are_tuned_for_what_all_steps_see(digits):
+    """What the default of before, 8, and the rounding of float32 did not read."""
+    found = {}
+    for expected in (None, 8):
+        attack = TrapWeights(rows=128, expected=expected)
+        task = attack.plant(task_of(digits, "AdamW", 10, size=4, dtype=torch.bfloat16))
+        batches = [some(digits, 40, at) for at in (0, 100, 200)]
+        right = [(read(task, attack, one, "AdamW") >= 20).sum() for one in batches]
+        found[expected] = int(sum(right))
+    print(found)
+    assert found[None] >= 2 * found[8]
 
 
 @pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64)])

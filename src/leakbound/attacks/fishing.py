@@ -13,6 +13,7 @@ from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, seen_task, summed
 from leakbound.attacks.blind import answered
+from leakbound.attacks.held import hold, needs_holding, prepared, unheld
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
@@ -52,6 +53,12 @@ class Fishing(Attack):
     p - 1, and so the scale of what remains. The inner attack gets the update without the output
     layer, as that of this many examples of class c.
 
+    For several local steps, another optimizer than SGD, batch norm in training mode or weights in
+    half precision, the server also holds the model still (`leakbound.attacks.held.Held`): frozen
+    weights, plus trained ones that start at 0 with a gain that is too small to matter. The update
+    is then the mean gradient at the frozen weights. Batch norms get the statistics of the public
+    examples, so they mix no examples.
+
     No output layer can single out one example exactly for all labels. The weights of two examples
     with equal features and labels y and z differ by w_z - w_y. So the other classes vanish for all
     features only if all of class c remain.
@@ -66,10 +73,12 @@ class Fishing(Attack):
             a gradient below it. Their labels still move the bias of c: without known labels, the
             count and the scale are estimates from the shares of the public labels.
 
-    Assumptions: cross-entropy with at least 3 classes; an output layer with a bias; one local step.
+    Assumptions: cross-entropy with at least 3 classes; an output layer with a bias; the optimizer's
+        epsilon, if it has one, is known.
 
     Raises:
-        NotApplicable: the server is honest, there are no public examples, or several local steps.
+        NotApplicable: the server is honest, there are no public examples, or the client trains by
+            Lion, which keeps signs alone.
 
     Source: Wen et al., "Fishing for User Data in Large-Batch Federated Learning via Gradient
         Magnification", ICML 2022, arXiv 2202.00580 ("class", "feature"). `alone`: Pasquini et al.,
@@ -106,6 +115,22 @@ class Fishing(Attack):
 
     def plant(self, task: Task) -> Task:
         """Write the output layer; return the task unchanged if the data to choose it is missing."""
+        return self.plant_each(task, 1)[0]
+
+    def plant_each(self, task: Task, clients: int) -> list[Task]:
+        own = prepared(task)
+        planted = self._planted(own)
+        if planted is own:
+            return [task] * clients
+        others = planted
+        if self.alone:
+            others = _written(own, 0, torch.zeros(()), 0.0)
+        if needs_holding(task):
+            planted = hold(planted, task)
+            others = hold(others, task) if self.alone else planted
+        return [planted] + [others] * (clients - 1)
+
+    def _planted(self, task: Task) -> Task:
         head = _head(task)
         public = task.public
         if head is None or public is None or named(task.loss).targets != "classes":
@@ -131,13 +156,6 @@ class Fishing(Attack):
         # Where p is 1/2 against the K - 1 other classes, whose logits are 0.
         level = torch.tensor(classes - 1.0).log()
         return _written(task, label, row, float(level - threshold * (row @ row).sqrt()))
-
-    def plant_each(self, task: Task, clients: int) -> list[Task]:
-        planted = self.plant(task)
-        others = planted
-        if self.alone and planted is not task:
-            others = _written(task, 0, torch.zeros(()), 0.0)
-        return [planted] + [others] * (clients - 1)
 
     def _split(self, seen: Tensor, mine: Tensor) -> tuple[Tensor, int, float]:
         """The unit row (n,), the class and the threshold on row.x that leave about 1 / `expected`
@@ -173,7 +191,7 @@ class Fishing(Attack):
         observation: Observation,
         generator: torch.Generator,
     ) -> Reconstruction:
-        observation = summed(observation)
+        observation = summed(unheld(observation))
         task = sent_by_attacker(
             observation,
             seen_task,

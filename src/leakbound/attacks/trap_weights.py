@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import scipy
@@ -21,7 +22,8 @@ from leakbound.attacks.planted import (
     layer_of,
     planted_task,
 )
-from leakbound.core import Observation, Reconstruction, Task
+from leakbound.attacks.rounding import HALVES, type_near
+from leakbound.core import LocalPlan, Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream
 
 # Rows that differ by this share of their size are still of the same images: values round.
@@ -31,6 +33,13 @@ SLACK = 0.05
 # The probability that noise makes any two equal rows look different.
 CHANCE = 1e-3
 MOST = 2048
+FEWEST = 8
+SHARE = 0.6
+"""A row is tuned for this share of the examples that the local steps see, and at least `FEWEST`:
+what other rows explain is subtracted, so rows that see several examples still help.
+"""
+SURE = 2.0
+"""Standard deviations by which stored weights may round rows of the same images apart."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class TrapWeights(Attack):
         rows: the number of units.
         scale: of the positive weights. None: tuned row by row so that a row activates for one in
             `expected` public images (the first 2048).
-        expected: the batch size that the tuning targets.
+        expected: the batch size that the tuning targets. None: 60 % of the examples in the
+            minibatches of all local steps, and at least 8.
         gain: the derivative of the model's input with respect to a unit. A larger gain outweighs
             noise that does not scale with a clip norm. None: 100 for one step of SGD, and otherwise
             little enough for the client's steps to add gradients up.
@@ -79,13 +89,14 @@ class TrapWeights(Attack):
 
     rows: int = 256
     scale: float | None = None
-    expected: int = 8
+    expected: int | None = None
     gain: float | None = None
     seed: int = 0
     features: int | None = None
 
     def __post_init__(self) -> None:
-        check.count(rows=self.rows, expected=self.expected)
+        check.count(rows=self.rows)
+        check.given(check.count, expected=self.expected)
         check.given(check.positive, gain=self.gain)
         check.given(check.positive, scale=self.scale)
         check.given(check.count, features=self.features)
@@ -109,13 +120,19 @@ class TrapWeights(Attack):
             down = above @ (size * negative).T
             up = above @ (size * ~negative).T
             # A row is on where scale * up exceeds down: the ratio is the scale from which it is.
-            ratio = (down / up.clamp_min(1e-12 * features)).quantile(1 / self.expected, 0)
-            scale = ratio.clamp(1e-3, 1e3)[:, None]
+            ratio = down / up.clamp_min(1e-12 * features)
+            scale = ratio.quantile(1 / self._expected(task.plan), 0)
+            scale = scale.clamp(1e-3, 1e3)[:, None]
         weight = torch.where(negative, -size, scale * size) / features**0.5
         # The bias moves the lowest value to 0, for which the rows were tuned.
         bias = -low * weight.sum(1)
         gain = gain_for(task, self.gain)
         return in_front(task, weight, bias, gain, "trap", steady=not task.plan.is_gradient)
+
+    def _expected(self, plan: LocalPlan) -> int:
+        if self.expected is not None:
+            return self.expected
+        return max(FEWEST, round(SHARE * plan.steps * (plan.batch_size or 0)))
 
     def __call__(
         self,
@@ -140,6 +157,17 @@ class TrapWeights(Attack):
         elif left:
             problem = f"{left} rows are not sums of the answers: some answers may be mixtures"
         return answered(observation, task, torch.cat(images), problem)
+
+
+def _rounding(row: Caught, task: Task) -> float:
+    """The relative error of a change that local steps store in half precision; else 0."""
+    plan = task.plan
+    times = plan.learning_rate * plan.total_weight
+    change = (times * row.values).float()
+    kind = type_near(change, torch.float32)
+    if kind not in HALVES:
+        return 0.0
+    return SURE * torch.finfo(kind).eps * math.sqrt(plan.steps / 12)
 
 
 class _WeightReader:
@@ -172,6 +200,9 @@ class _WeightReader:
         self.limit = torch.from_numpy(limit).to(self.left)
         # Rows that have few sent values in common cannot be compared.
         self.shared = shared > 0.1 * self.left.shape[1]
+        # What rounding leaves of a row's energy stays when images are subtracted from it.
+        scaled = self.left * self.seen * self.typical.sqrt()
+        self.rounded = _rounding(row, task) ** 2 * scaled.square().sum(1)
         self.distance = torch.zeros_like(shared)
         self._measure(torch.arange(len(self.left), device=self.left.device))
 
@@ -211,7 +242,8 @@ class _WeightReader:
         # A difference of two rows has twice the variance of one.
         distance = (squares - 2 * part @ scaled.T).clamp_min(0) / 2
         energy = (square.sum(1)[rows, None] + square.sum(1)) / 2
-        distance = (distance - SAME**2 * energy).clamp_min(0)
+        rounded = (self.rounded[rows, None] + self.rounded) / 2
+        distance = (distance - SAME**2 * energy - rounded).clamp_min(0)
         self.distance[rows] = distance
         self.distance[:, rows] = distance.T
 
