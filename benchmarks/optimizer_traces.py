@@ -76,6 +76,29 @@ class Lamb(torch.optim.Optimizer):
                 p.sub_(step, alpha=group["lr"] * trust)
 
 
+class Lars(torch.optim.Optimizer):
+    """You et al. 2017, algorithm 1: momentum .9, a trust of .001."""
+
+    def __init__(
+        self,
+        weights: Iterable[nn.Parameter],
+        lr: float,
+        decay: float = 1e-4,
+    ) -> None:
+        super().__init__(weights, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                sizes = float(p.norm()), float(p.grad.norm())
+                decay = group["decay"]
+                trust = 1e-3 * sizes[0] / (sizes[1] + decay * sizes[0]) if all(sizes) else 1.0
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.9).add_(p.grad + decay * p, alpha=group["lr"] * trust)
+                p.sub_(mean)
+
+
 SGD = {"sgd"}
 LIKE_ADAM = {"equal", "adaptive"}
 KINDS: dict[str, tuple[Make, Sequence[float], set[str]]] = {
@@ -100,6 +123,7 @@ KINDS: dict[str, tuple[Make, Sequence[float], set[str]]] = {
     "RMSprop": (lambda p, lr: torch.optim.RMSprop(p, lr), (1e-2, 1e-3), LIKE_ADAM),
     "Adagrad": (lambda p, lr: torch.optim.Adagrad(p, lr), (1e-1, 1e-2), LIKE_ADAM),
     "Lion": (Lion, (1e-3, 1e-4), LIKE_ADAM),
+    "LARS": (Lars, (1.0, 10.0), SGD),
     "LAMB": (Lamb, (1e-2, 1e-3), {*LIKE_ADAM, "layer-wise"}),
 }
 """How each optimizer is made, its learning rates, and the families that name it rightly.
@@ -262,7 +286,8 @@ WORDS = (
     "normalized, binary) or of a table, and 1 to 20 local steps see one batch or others. A quarter "
     "has weights in bfloat16, a third starts from trained weights. "
     "No threshold was fitted to these clients. *Equal sizes*, *adaptive* and "
-    "*a rate a tensor* all name Adam or another optimizer that divides gradients by their size. "
+    "*a rate a tensor* all name Adam or another optimizer that divides gradients by their size; "
+    "*SGD* also names LARS, whose updates are sums of gradients in each tensor. "
     "The last column counts names of the other kind, with the upper end of a 95 % interval "
     "(Clopper and Pearson)."
 )

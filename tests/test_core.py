@@ -282,7 +282,7 @@ def _observation(update, **threat):
 def test_an_observation_has_no_field_for_the_truth():
     names = {field.name for field in fields(Observation)}
     told = {"update", "task", "cohort", "input_shape", "threat", "labels", "auxiliary", "defense"}
-    assert names == told | {"statistics", "sent", "history", "known"}
+    assert names == told | {"statistics", "sent", "history", "known", "layer_rates"}
     assert {f.name for f in fields(Update)} == {
         "rows", "unit", "examples", "law", "mask", "bound", "drawn",
         "mask_private", "spread_public",

@@ -181,6 +181,8 @@ class Observation:
         history: what the same server saw of the same clients before, the oldest first.
         known: the parts of every example that the attacker has from elsewhere, with their values in
             the order of `labels`; None for a stranger.
+        layer_rates: each tensor of `update` is known up to a positive factor of its own, as under
+            LARS and LAMB.
     """
 
     update: Update
@@ -195,6 +197,7 @@ class Observation:
     sent: Tensor | None = None
     history: tuple[Observation, ...] = ()
     known: KnownValues | None = None
+    layer_rates: bool = False
 
     @property
     def examples(self) -> int:

@@ -205,6 +205,8 @@ def test_the_optimizer_of_a_files_metadata_is_used(tmp_path):
     [
         ("sgd,momentum=0.9", {"optimizer": "sgd", "momentum": 0.9}),
         ("adamw,betas=[0.9,0.95],epsilon=1e-6", {"optimizer": "adamw", "betas": (0.9, 0.95)}),
+        ("lars,momentum=0.9", {"optimizer": "sgd", "momentum": 0.9}),
+        ("lamb,betas=[0.9,0.95]", {"optimizer": "adamw", "betas": (0.9, 0.95), "epsilon": 1e-6}),
     ],
 )
 def test_an_optimizer_is_read_with_its_settings(text, plan):
@@ -215,7 +217,7 @@ def test_an_optimizer_is_read_with_its_settings(text, plan):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lamb", "optimizer is 'lamb'"),
+        ("lookahead", "optimizer is 'lookahead'"),
         ("adam,beta=0.9", "no key 'beta'"),
         ("adam,betas=0.9", "give two numbers"),
         ("sgd,momentum=high", "give numbers"),

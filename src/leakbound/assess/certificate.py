@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import scipy
 import torch
 from torch import Tensor
 
@@ -35,6 +37,11 @@ DIRECTIONS = 4
 """From this many active units on, two gradients are not multiples of each other by chance."""
 LENGTHS = (0.98, 1.02)
 """Other lengths of an input that its update must tell from the true one, whatever the factors."""
+LOGARITHMS = [step / 4 for step in range(-36, 37)]
+FINEST = 1e-9
+"""Logarithms of lengths that are tried for an input, and how finely the best is searched."""
+LONGEST = 10**6
+"""Weights of the largest model of which lengths are searched: each asks for all derivatives."""
 PROBES = 32
 APART = 0.05
 """Inputs of each kind that are compared with a certified one, and the least sine of the angle
@@ -91,6 +98,8 @@ def certificate(
         return Proof()
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
         return Proof()
+    if seen.layer_rates and not seen.task.plan.is_sum:
+        return Proof()
     name, weight, bias, path = _first_layer(seen)
     # Least squares over all units: one row over its bias would magnify rounding.
     got = (bias @ weight / bias.square().sum()).to(answer.inputs)
@@ -107,6 +116,8 @@ def certificate(
     replayed = "learning rate" in sure and agreement is not None
     share, slope = _of_outputs(seen, image)
     factors: tuple[float, float] | None = None
+    if seen.layer_rates:  # what fits at one rate for all may fit at others
+        share = agreement = None
     if share is None and not (agreement is not None and agreement > AGREES):
         factors, other = _up_to_factors(seen, image)
         slope = slope if factors is None else other
@@ -142,11 +153,12 @@ def certificate(
         "of local steps, and no undeclared defense"
         + ("" if decay is None else f"; its weight decay ({decay}) is subtracted")
     )
-    lengths = (_factors(seen, length * image)[0] for length in LENGTHS)
-    if factors is not None and any(length is not None for length in lengths):
+    if factors is not None and _other_lengths(seen, image):
         reason = "the update is the same at another length, as behind units without a bias"
         known = "the input of the first layer is known up to one factor"
         return Proof(None, f"{known}: {reason}. What is shown: {shown}")
+    if seen.layer_rates and factors is None:
+        return Proof(None, f"the input of the first layer is known up to one factor: {shown}")
     try:
         path = path_to(seen.task, seen.input_shape, name)
         if not path.magnifies(*seen.task.input_range) <= MAGNIFIED:
@@ -155,6 +167,12 @@ def certificate(
     except NoPath as reason:
         return Proof(None, f"{LAYER}: {reason}. What is shown: {shown}")
     return Proof(f"this is the input as the model gets it, up to rounding: {shown}")
+
+
+def _other_lengths(seen: Observation, image: Tensor) -> bool:
+    """Whether the update is the same at another length of the input."""
+    factors = _Factors(seen)
+    return any(factors.at(length * image)[0] is not None for length in LENGTHS)
 
 
 def _unknown(
@@ -225,43 +243,110 @@ def _up_to_factors(
     """
     if seen.task.plan.steps != 1 or not seen.task.plan.is_sum:
         return None, None
-    return _factors(seen, image)
+    return _Factors(seen).at(image)
 
 
-def _factors(
-    seen: Observation,
-    image: Tensor,
-) -> tuple[tuple[float, float] | None, Tensor | None]:
-    """As `_up_to_factors`, at this length alone."""
-    task = seen.task.to(image.device, torch.float64)
-    row = seen.update.rows[0].double()
-    slopes = _slopes(task, image)
-    if slopes is None:
-        return None, None
-    parts = task.unflatten(row)
-    each = [task.unflatten(one) for one in slopes.unbind()]
-    # The tensor whose derivatives show most of the weights of the outputs.
-    tables = {}
-    for name in parts:
-        tables[name] = torch.stack([one[name].flatten() for one in each])
-    ranks = {}
-    for name, table in tables.items():
-        ranks[name] = int(torch.linalg.matrix_rank(table @ table.T, hermitian=True))
-    widest = max(ranks, key=ranks.__getitem__)
-    table = tables[widest]
-    products = table @ parts[widest].flatten()
-    weights = torch.linalg.pinv(table @ table.T, hermitian=True) @ products
-    factors = []
-    for name, part in parts.items():
-        wanted = part.flatten()
-        given = weights @ tables[name]
-        size = given.square().sum().clamp_min(1e-300)
-        factor = float(given @ wanted / size)
-        off = float((wanted - factor * given).norm())
-        if factor <= 0 or off > EXACT * float(wanted.norm()):
+class _Factors:
+    """Fits of each tensor of an update, but for a factor of its own, in float64."""
+
+    def __init__(self, seen: Observation) -> None:
+        row = seen.update.rows[0].double()
+        self.task = seen.task.to(row.device, torch.float64)
+        self.parts = {name: part.flatten() for name, part in self.task.unflatten(row).items()}
+
+    def at(self, image: Tensor) -> tuple[tuple[float, float] | None, Tensor | None]:
+        """As `_up_to_factors`, at this length alone."""
+        fitted = self.fitted(image)
+        if fitted is None:
             return None, None
-        factors.append(factor)
-    return (min(factors), max(factors)), weights
+        factors, off, weights = fitted
+        if min(factors) <= 0 or max(off) > EXACT:
+            return None, None
+        return (min(factors), max(factors)), weights
+
+    def fitted(self, image: Tensor) -> tuple[list[float], list[float], Tensor] | None:
+        """The factor of each tensor, the share that it leaves, and the weights of the outputs."""
+        slopes = _slopes(self.task, image)
+        if slopes is None:
+            return None
+        each = [self.task.unflatten(one) for one in slopes.unbind()]
+        # The tensor whose derivatives show most of the weights of the outputs.
+        tables = {}
+        for name in self.parts:
+            tables[name] = torch.stack([one[name].flatten() for one in each])
+        ranks = {}
+        for name, table in tables.items():
+            square = table @ table.T
+            ranks[name] = int(torch.linalg.matrix_rank(square, hermitian=True))
+        widest = max(ranks, key=ranks.__getitem__)
+        table = tables[widest]
+        inverse = torch.linalg.pinv(table @ table.T, hermitian=True)
+        weights = inverse @ (table @ self.parts[widest])
+        factors = []
+        off = []
+        for name, wanted in self.parts.items():
+            given = weights @ tables[name]
+            size = given.square().sum().clamp_min(1e-300)
+            factor = float(given @ wanted / size)
+            rest = (wanted - factor * given).norm()
+            factors.append(factor)
+            off.append(float(rest / wanted.norm().clamp_min(1e-300)))
+        return factors, off, weights
+
+
+def lengthened(seen: Observation) -> Observation:
+    """The observation of one step, with the bias of the first layer at the rate of its weights.
+
+    Under layer-wise rates, the ratio of weights and bias gives the layer's input up to a factor.
+    At the right length, the outputs' derivatives give every tensor but for its rate. Unchanged if
+    no length does that, or if others do, too.
+    """
+    plan = seen.task.plan
+    if seen.examples != 1 or plan.steps != 1 or not plan.is_sum:
+        return seen
+    if seen.update.rows.shape[1] > LONGEST:
+        return seen
+    try:
+        name, weight, bias, path = _first_layer(seen)
+    except NotApplicable:
+        return seen
+    if not bool(bias.any()):
+        return seen
+    got = bias @ weight / bias.square().sum()
+    if float((weight - bias[:, None] * got).norm()) > CERTAIN**0.5 * float(weight.norm()):
+        return seen
+    factors = _Factors(seen)
+
+    def image(length: float) -> Tensor:
+        return _example(math.exp(length) * got, path).reshape(1, *seen.input_shape)
+
+    def left(length: float) -> float:
+        fitted = factors.fitted(image(length))
+        if fitted is None:
+            return math.inf
+        return sum(min(off, 1.0) ** 2 for off in fitted[1])
+
+    start = min(LOGARITHMS, key=left)
+    width = LOGARITHMS[1] - LOGARITHMS[0]
+    best = float(
+        scipy.optimize.minimize_scalar(
+            left,
+            bounds=(start - width, start + width),
+            method="bounded",
+            options={"xatol": FINEST},
+        ).x
+    )
+    if factors.at(image(best))[0] is None:
+        return seen
+    for length in LENGTHS:
+        other = image(best + math.log(length))
+        if factors.at(other)[0] is not None:
+            return seen
+    rows = seen.update.rows.clone()
+    parts = seen.task.unflatten(rows[0])
+    parts[f"{name}.bias" if name else "bias"].mul_(math.exp(-best))
+    update = replace(seen.update, rows=rows)
+    return replace(seen, update=update)
 
 
 def _apart(

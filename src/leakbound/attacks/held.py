@@ -113,7 +113,13 @@ def _added(plan: LocalPlan) -> Tensor:
     state = None
     for step in range(1, plan.steps + 1):
         moved = -plan.learning_rate * total
-        change, state = client.stepped(plan, step, slope, moved, state)
+        change, state = client.stepped(
+            plan,
+            step,
+            slope,
+            moved,
+            state,
+        )
         total = total + change
     return total / slope
 

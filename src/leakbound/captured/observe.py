@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from leakbound import check, client, registry, tensors
 from leakbound._util import copies
 from leakbound._util.memory import GB, Allowed
 from leakbound._util.results import Fact
-from leakbound.assess.certificate import outside
+from leakbound.assess.certificate import lengthened, outside
 from leakbound.attacks.idle import idle
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
@@ -72,7 +73,7 @@ class TrainingInfo:
     `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
     all `examples`. `defense` is what the client applied to its update, if declared. `weight_decay`
     is that of its optimizer, which is subtracted; None subtracts what the update shows of it.
-    `optimizer` is a name of `leakbound.LocalPlan`, with settings after commas
+    `optimizer` is a name of `leakbound.LocalPlan`, "lars" or "lamb", with settings after commas
     ("sgd,momentum=0.9"); None looks for its traces in the update.
     `known` are parts of every example that the attacker has from elsewhere, in the order of
     `labels`.
@@ -102,8 +103,29 @@ SETTINGS = ("momentum", "epsilon", "betas")
 """Settings of an optimizer, after its name."""
 
 
+LAYER_WISE: Mapping[str, Mapping[str, Any]] = {
+    "lars": {"optimizer": "sgd"},
+    "lamb": {"optimizer": "adamw", "epsilon": 1e-6},
+}
+"""The plan behind optimizers that multiply each tensor's step by a ratio of norms."""
+
+
+def layer_wise(optimizer: str | None) -> bool:
+    """Whether the optimizer that a text names has a rate for each tensor.
+
+    Example:
+        >>> layer_wise("lars,momentum=0.9"), layer_wise("sgd"), layer_wise(None)
+        (True, False, False)
+    """
+    if optimizer is None:
+        return False
+    return registry.row_of("optimizer", optimizer)["name"] in LAYER_WISE
+
+
 def plan_of(optimizer: str) -> LocalPlan:
     """A local plan with the optimizer that a text names, such as "adam,betas=[0.9,0.98]".
+
+    Of LARS and LAMB it is that of each tensor, whose rate is not known.
 
     Example:
         >>> plan_of("sgd,momentum=0.9").momentum
@@ -115,8 +137,12 @@ def plan_of(optimizer: str) -> LocalPlan:
     betas = row.pop("betas", None)
     if betas is not None and (not isinstance(betas, list) or len(betas) != 2):
         raise ValueError(f"betas is {betas!r}; give two numbers: betas=[0.9,0.999]")
+    made = {"optimizer": name, **LAYER_WISE.get(name, {}), **row}
     try:
-        return LocalPlan(optimizer=name, betas=None if betas is None else tuple(betas), **row)
+        return LocalPlan(
+            betas=None if betas is None else tuple(betas),
+            **made,
+        )
     except TypeError as error:
         raise ValueError(f"optimizer is {optimizer!r}; give numbers as its settings") from error
 
@@ -203,6 +229,10 @@ def infer_context(
     one = 1 if capture.kind == "gradient" else known
     stated = as_chain(info.defense)
     rule = None if info.optimizer is None else plan_of(info.optimizer)
+    layered = layer_wise(info.optimizer) and capture.kind != "gradient"
+    if layered and info.weight_decay:  # its part depends on the rates
+        info = replace(info, weight_decay=None)
+    rate = None if layered else rate
     rounding = proofs.spread(capture, task, None)
     shrunk = _decay(capture, task, change, rounding, info, rate, known, rule)
     trace = None
@@ -211,9 +241,22 @@ def infer_context(
         trace = optimizer.detected(task, left, rounding)
         if shrunk is None and trace is not None and trace.decay and info.weight_decay is None:
             shrunk = decay.same(task, trace.decay)
-    if rule is not None:
-        findings.append(Finding("optimizer", rule.optimizer, stated_by, True))
+    if info.optimizer is not None:
+        name = registry.row_of("optimizer", info.optimizer)["name"]
+        findings.append(Finding("optimizer", name, stated_by, True))
     plan, rate = _planned(rule, trace, rate, known, shrunk is not None, findings, notes)
+    if layered:
+        rate = None
+        findings = [one for one in findings if one.name != "learning rate"]
+        how = "a ratio of norms, which the update does not show, multiplies it"
+        findings.append(
+            Finding(
+                "learning rate",
+                "another one in each tensor",
+                how,
+                False,
+            )
+        )
     if not (plan.is_sum or plan.decoupled) and rule is not None:
         plan = replace(plan, weight_decay=info.weight_decay or 0.0)
     row = change / (rate or 1.0)
@@ -222,6 +265,9 @@ def infer_context(
         shrunk = shrunk.over(rate or 1.0)
         row = shrunk.subtracted(task, row, spread)
         findings.append(_decay_finding(shrunk, info, rate))
+    unit = rate or 1.0
+    if layered and not plan.is_sum:
+        row, unit = _evened(task, row, known or 1)
     size = reading.Size(1, None, "", 1)
     # Ranks count examples in sums of gradients; those of tokens count otherwise.
     if plan.is_sum and not stated.links and not named(task.loss).of_inputs:
@@ -239,7 +285,12 @@ def infer_context(
         findings.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
     task = replace(
         task,
-        plan=replace(plan, steps=known or 1, learning_rate=rate or 1.0, batch_size=part),
+        plan=replace(
+            plan,
+            steps=known or 1,
+            learning_rate=unit,
+            batch_size=part,
+        ),
         public=public,
     )
     chained = stated.resolve(task, count)
@@ -260,6 +311,7 @@ def infer_context(
         auxiliary=public,
         defense=chained,
         sent=sent,
+        layer_rates=layered,
     )
     untried: tuple[int, ...] = ()
     if known is None:
@@ -267,6 +319,8 @@ def infer_context(
         findings.append(step)
         plan = replace(task.plan, steps=int(step.value))
         observation = replace(observation, task=replace(task, plan=plan))
+    if layered:
+        observation = lengthened(observation)
     whole_batch = (part or count) >= count and (capture.whole("clients") or 1) == 1
     if whole_batch and 1 in (known, norms.passes(capture, task)):
         moments = norms.of_batch(capture, task, count, input_shape)
@@ -294,7 +348,9 @@ def infer_context(
             public=public,
             steps=steps,
         )
-    notes += filter(None, [false, None if chained.links else outside(observation)])
+    # Under other rates of weights and biases, the layer's input is known up to one factor.
+    beyond = None if chained.links or layered else outside(observation)
+    notes += filter(None, [false, beyond])
     return InferredContext(
         observation,
         tuple(findings),
@@ -307,6 +363,23 @@ def infer_context(
         declared=stated,
         facts=facts,
     )
+
+
+def _evened(
+    task: Task,
+    change: Tensor,
+    steps: int,
+) -> tuple[Tensor, float]:
+    """A change (P,) by steps like Adam's, at a rate of 1 in each tensor, and the least rate."""
+    row = change.clone()
+    tops = []
+    for part in task.unflatten(row).values():
+        top = float(part.abs().max())
+        if top > 0:
+            part *= steps / top
+            tops.append(top)
+    # Rounding is largest beside the smallest rate.
+    return row, min(tops) / steps
 
 
 def _recorded(

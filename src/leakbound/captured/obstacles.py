@@ -57,7 +57,8 @@ def obstacles(
     # The last finding of a name counts: what is inferred follows what is not known.
     last = {one.name: one for one in inferred.findings}
     for name, (says, option) in OPTIONS.items():
-        if name in last and not last[name].sure:
+        stated = name == "learning rate" and seen.layer_rates
+        if name in last and not last[name].sure and not stated:
             value = last[name].value
             add(f"the {name} {says.format(value=value)}", option)
     if not plan.is_sum and plan.steps > 1:
@@ -125,11 +126,12 @@ def _table() -> tuple[tuple[str, ...], ...]:
 def _nearest(seen: Observation, *, decays: bool) -> tuple[str, ...] | None:
     """The row of the same kind of model and optimizer whose steps and batch are nearest.
 
-    None for kinds of models that are not in the table, such as those of text.
+    None for kinds of models that are not in the table, such as those of text, and for LARS and
+    LAMB.
     """
     plan = seen.task.plan
     kind = _kind(seen)
-    if kind is None:
+    if kind is None or seen.layer_rates:
         return None
     if plan.optimizer == "sgd":
         rule = "SGD, decay" if decays else "SGD"

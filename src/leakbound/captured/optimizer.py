@@ -21,7 +21,7 @@ from leakbound.core import LocalPlan, Task
 Family = Literal["sgd", "equal", "layer-wise", "adaptive"]
 LIKE_ADAM = "Adam or another optimizer that divides gradients by their size"
 NAMES: Mapping[Family, str] = {
-    "sgd": "SGD, with or without momentum",
+    "sgd": "SGD or LARS, with or without momentum",
     "equal": f"{LIKE_ADAM}, in one step or in several of one direction",
     "layer-wise": f"{LIKE_ADAM}, with a rate for each tensor as in LAMB",
     "adaptive": LIKE_ADAM,

@@ -758,7 +758,8 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
         settings = {"local_steps": inferred.observation.task.plan.steps, **settings}
     built: Attack = registry.build("attack", spec.name, settings)
     trains = isinstance(built, FedAvgMatching | AttributeFilter)
-    if not inferred.observation.task.plan.is_sum:  # the rate is in the sizes of such steps
+    seen = inferred.observation
+    if not (seen.task.plan.is_sum or seen.layer_rates):  # the rate is in the sizes of such steps
         trains = trains or isinstance(built, LinearInversion | MatchingSettings)
     if trains and not inferred.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")

@@ -44,12 +44,14 @@ def simulated(
 
     `halves` are the public examples that it builds its layer from, and those that the simulated
     clients hold. No simulation begins after `seconds`. None if nothing was simulated: no public
-    examples, an unknown rate, a declared defense (against which a server would choose another
-    gain), or a model that takes no such layer.
+    examples, an unknown rate or one for each tensor, a declared defense (against which a server
+    would choose another gain), or a model that takes no such layer.
     """
     task = inferred.observation.task
     public, private = halves
     if public is None or private is None or inferred.declared.links:
+        return None
+    if inferred.observation.layer_rates:  # LARS and LAMB are not simulated
         return None
     if isinstance(task.model, Front) or not (inferred.rate_known or task.plan.is_gradient):
         return None

@@ -185,8 +185,8 @@ class AttackOptions:
     learning_rate: float | None = None
     """Learning rate of the client. Without it, only the direction of SGD's update counts."""
     optimizer: str | None = None
-    """The client's optimizer: sgd, adam, adamw, rmsprop, adagrad or lion, with settings, as in
-    sgd,momentum=0.9. Without it, the update is searched for its traces."""
+    """The client's optimizer: sgd, adam, adamw, rmsprop, adagrad, lion, lars or lamb, with settings
+    as in sgd,momentum=0.9. Without it, the update is searched for its traces."""
     local_batch_size: int | None = None
     """Examples per local step; by default all of them."""
     weight_decay: float | None = None
