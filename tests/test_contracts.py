@@ -199,6 +199,7 @@ FEW = {
     "token_rows": attacks.TokenRows(),
     "token_span": attacks.TokenSpan(),
     "adapter_pursuit": attacks.AdapterPursuit(),
+    "adapter_words": attacks.AdapterWords(),
     "linear_trap": attacks.LinearTrap(),
     "loki": attacks.Loki(bins=32),
     "mean_image": attacks.MeanImage(),

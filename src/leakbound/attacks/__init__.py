@@ -51,6 +51,7 @@ from leakbound.attacks.sparse_inversion import (
 )
 from leakbound.attacks.table.decoding import SpanDecoding
 from leakbound.attacks.table.touched import TouchedRows
+from leakbound.attacks.tokens.adapter_words import AdapterWords
 from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.matching import TokenMatching
 from leakbound.attacks.tokens.rows import TokenRows
@@ -61,6 +62,7 @@ from leakbound.attacks.trap_weights import TrapWeights
 __all__ = [
     "LABEL_RULES",
     "AdapterPursuit",
+    "AdapterWords",
     "Attack",
     "AttributeFilter",
     "BestOf",

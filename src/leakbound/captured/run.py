@@ -71,7 +71,7 @@ SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
 BY_DOMAIN: dict[str, tuple[str, ...]] = {
-    "tokens": ("token_rows", "token_span", "adapter_pursuit"),
+    "tokens": ("token_rows", "token_span", "adapter_pursuit", "adapter_words"),
     "table": ("linear_inversion", "touched_rows", "span_decoding", "tab_leak"),
 }
 """The attacks that are for one domain alone, by its name; the searches are for the others."""

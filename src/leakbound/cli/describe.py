@@ -22,6 +22,8 @@ _TEXT = "--data topics --model decoder"
 NEEDS: Mapping[str, str] = {
     "attribute_filter": "--data german --known 'all but foreign_worker'",
     "adapter_pursuit": "--data topics --model decoder,adapters=4",
+    "adapter_words": "--data topics --model decoder,adapters=4 "
+    "--defense local_aggregation,optimizer=adam",
     "patch_inversion": "--model vit",
     "patch_span": "--model vit,patch=14,width=64 --batch-size 2",
     "sign_inversion": "--defense local_aggregation,optimizer=adam",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -449,7 +449,7 @@ class AdapterPursuit(Attack):
         first: FoundTokens | None = None
         if len(rows):
             first = self._pursued(task, layer, rows, count, some)
-            past = () if first.certain else _same_inputs(row, layer)
+            past = () if first.certain else same_inputs(row, layer, _sums)
             if past:
                 every = torch.cat([rows, *(_downs(earlier, layer) for earlier in past)])
                 union = self._pursued(task, layer, every, count * (1 + len(past)), some)
@@ -519,16 +519,20 @@ def _sums(observation: Observation) -> list[SentRow]:
     return rows_of(observation, seen_task(observation))
 
 
-def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
+def same_inputs(
+    row: SentRow,
+    layer: FirstLayer,
+    of: Callable[[Observation], list[SentRow]],
+) -> list[SentRow]:
     """The client's rows of earlier rounds in which the layer got the same inputs for the same
-    tokens: what precedes it has not changed.
+    tokens: what precedes it has not changed. `of` gives the rows of a round.
     """
     ids = probe(token_domain(row.task)).to(row.task.parameters.device)
     now = inputs_of(row.task, layer.hook, ids)
     rows = list[SentRow]()
     for seen in row.observation.history:
         with suppress(NotApplicable):
-            earlier = _sums(seen)
+            earlier = of(seen)
             same = inputs_of(earlier[0].task, layer.hook, ids).equal(now)
             if same and len(earlier) == len(row.observation.update.rows):
                 rows.append(earlier[row.at])

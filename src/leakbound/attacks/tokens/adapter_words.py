@@ -1,0 +1,469 @@
+"""Words from what any optimizer made of low-rank adapters, by pursuit in whitened numbers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import scipy
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
+from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.idle import beside_decay
+from leakbound.attacks.tokens.adapters import MOST_ATOMS, FirstLayer, same_inputs, shared_space
+from leakbound.attacks.tokens.layers import (
+    dictionary,
+    filled,
+    handed_on,
+    token_domain,
+    touched,
+    words,
+)
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
+
+STATED = 0.1
+"""The least probability of a wrong word that is stated. The law of chance is exact where words are
+drawn at random; of real word tables it is measured, and not often enough to state less.
+"""
+BLOCK = 8
+"""Tokens that one step of the pursuit may choose."""
+ALIKE = 0.3
+"""From this cosine on, two tokens are not chosen in one step: one of them may be an echo."""
+KEPT = 0.98
+"""The share of tokens whose law is that of tokens that do not occur."""
+ROUNDS = 3
+"""How often this law is fitted to the tokens that it keeps."""
+THIN = 12
+"""Directions of the rows that count: the width over this. With more of them, tokens that were not
+found leave echoes in words that resemble them.
+"""
+FAINT = 1e-2
+"""Directions with less than this share of the largest are rounding."""
+HIDDEN = 0.05
+"""The least share of an input outside of the tokens found; less is rounding."""
+NEAR = 8
+"""A word counts for what sets it apart from so many words that it resembles most: one of them may
+occur in its place.
+"""
+COMMON = 4096
+"""The most frequent tokens, whose echoes in other tokens are counted."""
+RARE = 10
+"""Without public text, token i is as frequent as 1 / (i + RARE): tokenizers sort by frequency."""
+FEWEST = 50
+"""Tokens for each direction of the rows that the law of the others needs."""
+ASSUMES = (
+    "tokens that do not occur meet the update as most tokens do, but for their resemblance to "
+    "frequent ones"
+)
+
+
+@dataclass(frozen=True)
+class LikelyTokens:
+    """Tokens of one row of an update, those with the largest statistic first.
+
+    Attributes:
+        sure: the level holds for these.
+        likely: others that stand out, but may be echoes of frequent tokens that they resemble.
+    """
+
+    sure: tuple[int, ...]
+    likely: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdapterWords(Attack):
+    """Words of the client from changes of low-rank adapters (LoRA), under any optimizer.
+
+    The change of A of an adapter at the first attention layer holds a part along the layer's input
+    of each token in the batch, also after Adam: the signs of Gaussian numbers correlate with the
+    numbers (Bussgang 1952). What else it holds meets the inputs of all tokens in the same way. So
+    the tokens of the vocabulary that do not occur, which are nearly all, show the law of chance:
+    their numbers, one for each direction of the changes, have a covariance, and after whitening
+    their square is chi-square. Tokens beyond the level are chosen, the most extreme first, and
+    projected off; at the end each is tested beside all others.
+
+    A token that resembles frequent ones meets more of what the pursuit has not found. Its square is
+    divided by what frequent tokens leave in it, relative to the median token: frequencies of public
+    text if there is some, else by the number of the token, as tokenizers sort by frequency.
+
+    All adapters that get these inputs count together, and so do earlier rounds of the same client,
+    whether they hold the same examples or not.
+
+    Args:
+        level: of the test for all words of one client. What is stated is STATED or more: with the
+            word table of a real model, 1 of 83 lists at .01 named a wrong word (95 %: up to .056).
+
+    Assumptions: what precedes the layer is frozen. The level is a p-value under a model of chance,
+        not a certificate: it assumes that words that do not occur meet the update as most of the
+        vocabulary does.
+
+    Raises:
+        NotApplicable: no tokens, no adapter at the first layer, adapters A that did not change (a
+            first step from B = 0), or a vocabulary too small for the law of chance.
+
+    Source: this project; the covariance from trimmed samples by Rousseeuw and van Driessen 1999,
+        its factor by Croux and Haesbroeck 1999.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import TokenDomain
+        >>> class Adapted(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         torch.manual_seed(0)
+        ...         self.words = torch.nn.Embedding(500, 96).requires_grad_(False)
+        ...         self.base = torch.nn.Linear(96, 96).requires_grad_(False)
+        ...         self.lora_A = torch.nn.Linear(96, 8, bias=False)
+        ...         self.lora_B = torch.nn.Linear(8, 96, bias=False)
+        ...         self.head = torch.nn.Linear(96, 3).requires_grad_(False)
+        ...     def forward(self, ids):
+        ...         x = self.words(ids)
+        ...         return self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh().mean(1))
+        >>> batch = torch.tensor([[3, 314, 159]]), torch.tensor([0])
+        >>> found = lb.simulate(
+        ...     Adapted(), batch, attack=AdapterWords(), domain=TokenDomain(500, 3),
+        ...     plan=lb.LocalPlan(5, 1e-3, optimizer="adamw"))
+        >>> sorted(found.reconstruction[0].tolist())
+        [3, 159, 314]
+    """
+
+    level: float = 0.01
+
+    def __post_init__(self) -> None:
+        check.fraction(level=self.level)
+
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        domain = token_domain(observation.task)
+        each: list[LikelyTokens] = []
+
+        def one(row: SentRow) -> Answer:
+            found = self._of_row(row)
+            each.append(found)
+            return Answer(filled(row, (*found.sure, *found.likely)), _said(found))
+
+        observation = _without_decay(observation)
+        answer = each_row(observation, seen_task(observation), one)
+        if not handed_on(observation.task):
+            return answer
+        tokens = list(dict.fromkeys(token for found in each for token in found.sure))
+        level = min(1.0, max(STATED, self.level) * len(each))
+        found = words(
+            domain,
+            tokens,
+            level,
+            ASSUMES,
+        )
+        return replace(answer, facts=found)
+
+    def found(self, observation: Observation) -> LikelyTokens:
+        """The tokens in the first row of the update."""
+        return self._of_row(_rows(observation)[0])
+
+    @torch.no_grad()
+    def _of_row(self, row: SentRow) -> LikelyTokens:
+        task = row.task
+        layer = FirstLayer.of(task)
+        if row.is_zero:
+            raise NotApplicable(VANISHED)
+        changes = [_changes(one, layer) for one in (row, *same_inputs(row, layer, _rows))]
+        rows = torch.cat(changes)
+        if not len(rows):
+            raise NotApplicable(
+                "no adapter A changed: B was 0, and a first step changes B alone; this does not "
+                "protect later steps and rounds"
+            )
+        some = touched(row)
+        atoms, tokens = _atoms(task, layer, some)
+        inside = shared_space(task, layer, token_domain(task).length) if layer.by_place else None
+        if layer.by_place and inside is None:
+            raise NotApplicable("the layer's inputs depend on the place in no additive way")
+        if inside is not None:
+            # What all places share tells no token from another.
+            rows = rows - (rows @ inside) @ inside.T
+            atoms -= (atoms @ inside.to(atoms)) @ inside.T.to(atoms)
+        pursuit = _Pursuit.of(
+            _normalized(rows),
+            _normalized(atoms),
+            self.level,
+        )
+        chosen, squares = pursuit.tokens()
+        echo = _echoes(
+            pursuit.atoms,
+            _frequencies(row.observation, tokens),
+            chosen,
+        )
+        order = squares.argsort(descending=True).tolist()
+        clear = (squares / echo > pursuit.limit).tolist()
+        named = [(int(tokens[chosen[k]]), clear[k]) for k in order]
+        return LikelyTokens(
+            sure=tuple(token for token, sure in named if sure),
+            likely=tuple(token for token, sure in named if not sure),
+        )
+
+
+def _said(found: LikelyTokens) -> str:
+    """What an answer does not say."""
+    count = len(found.sure)
+    if not count + len(found.likely):
+        return "no token stands out"
+    more = f", and {len(found.likely)} more are likely" if found.likely else ""
+    return (
+        f"{count} words are found, not for certain{more}; their order, other words, and which "
+        "sequence holds which are not known"
+    )
+
+
+def _without_decay(observation: Observation) -> Observation:
+    """Decay that stays, as of a sum of clients, lies along A, which meets tokens as noise does."""
+    with suppress(NotApplicable):
+        return beside_decay(observation, seen_task(observation))
+    return observation
+
+
+def _rows(observation: Observation) -> list[SentRow]:
+    observation = _without_decay(observation)
+    return rows_of(observation, seen_task(observation))
+
+
+def _changes(row: SentRow, layer: FirstLayer) -> Tensor:
+    """(m, d) the changes of the layer's adapters A that are not zero, float64."""
+    parts = row.task.unflatten(row.values)
+    pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
+    blocks = [pair.matrix(parts, pair.a) for pair in pairs]
+    rows = torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+    return rows[rows.any(1)]
+
+
+def _atoms(
+    task: Task,
+    layer: FirstLayer,
+    some: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The layer's inputs (V, d), float32, and the tokens (V,) that they are of.
+
+    Raises:
+        NotApplicable: they do not fit in memory.
+    """
+    numbers: list[Tensor] = []
+    atoms = None
+    at = 0
+    total = token_domain(task).vocabulary if some is None else len(some)
+    for tokens, inputs in dictionary(task, layer.hook, 1, some):
+        width = inputs.shape[-1]
+        if total * width > MOST_ATOMS:
+            raise NotApplicable(
+                f"{total} tokens of width {width} do not fit in memory ({MOST_ATOMS} numbers)"
+            )
+        if atoms is None:
+            # One piece of memory: parts that are joined need twice as much.
+            atoms = torch.empty(total, width)
+        atoms[at : at + len(tokens)] = inputs[:, 0].cpu()
+        at += len(tokens)
+        numbers.append(tokens.cpu())
+    assert atoms is not None  # a vocabulary has tokens
+    return atoms, torch.cat(numbers)
+
+
+def _normalized(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+
+
+@dataclass(eq=False)
+class _Pursuit:
+    """A pursuit for the atoms (V, d) of unit length in rows, by whitened squares.
+
+    Attributes:
+        rows: (k, d) the rows' directions, each in its size.
+        limit: the square above which no atom lies by chance, at the level.
+        met: (k, V) what atoms hold of the rows, outside of those that were chosen.
+        left: (V,) the atoms' squares outside of those.
+        basis: (s, d) of those.
+    """
+
+    atoms: Tensor
+    rows: Tensor
+    limit: float
+    met: Tensor
+    left: Tensor
+    basis: Tensor
+
+    @staticmethod
+    def of(
+        rows: Tensor,
+        atoms: Tensor,
+        level: float,
+    ) -> _Pursuit:
+        count, width = atoms.shape
+        _, sizes, axes = torch.linalg.svd(rows, full_matrices=False)
+        kept = int((sizes > FAINT * sizes[0]).sum())
+        kept = min(kept, max(1, width // THIN))
+        if count < FEWEST * kept:
+            raise NotApplicable(
+                f"{count} tokens show no law of chance for {kept} directions; {FEWEST * kept} do"
+            )
+        strong = (axes[:kept] * sizes[:kept, None]).to(atoms)
+        # Any of the tokens may be the one that stands out.
+        limit = float(scipy.stats.chi2.isf(level / count, kept))
+        return _Pursuit(
+            atoms=atoms,
+            rows=strong,
+            limit=limit,
+            met=strong @ atoms.T,
+            left=torch.ones(count),
+            basis=torch.zeros(0, width),
+        )
+
+    def tokens(self) -> tuple[list[int], Tensor]:
+        """The atoms that stand out beside all others, and their squares."""
+        taken = torch.zeros(len(self.atoms), dtype=torch.bool)
+        chosen = list[int]()
+        most = self.atoms.shape[1] - len(self.rows) - BLOCK
+        while len(chosen) < most:
+            squares = torch.full((len(taken),), -1.0)
+            squares[~taken] = _squares(self._seen()[:, ~taken])
+            new = self._unlike(squares)
+            if not new:
+                break
+            self._project(new)
+            taken[new] = True
+            chosen += new
+        return self._tested(chosen, self._seen()[:, ~taken])
+
+    def _seen(self) -> Tensor:
+        return self.met / self.left.clamp_min(HIDDEN).sqrt()
+
+    def _unlike(self, squares: Tensor) -> list[int]:
+        """The largest squares above the limit, of atoms that do not resemble each other."""
+        top = squares.topk(min(BLOCK, len(squares)))
+        new = list[int]()
+        for atom in top.indices[top.values > self.limit].tolist():
+            if not new or float((self.atoms[new] @ self.atoms[atom]).abs().max()) < ALIKE:
+                new.append(atom)
+        return new
+
+    def _project(self, new: list[int]) -> None:
+        """Take new atoms off all others."""
+        more = self.atoms[new]
+        more = more - (more @ self.basis.T) @ self.basis
+        more = torch.linalg.qr(more.T)[0].T
+        parts = self.atoms @ more.T
+        self.basis = torch.cat([self.basis, more])
+        self.met -= (self.rows @ more.T) @ parts.T
+        self.left -= parts.square().sum(1)
+
+    def _tested(
+        self,
+        chosen: list[int],
+        others: Tensor,
+    ) -> tuple[list[int], Tensor]:
+        """Without the weakest while it does not stand out beside the rest; `others`: not chosen."""
+        squares = torch.zeros(0)
+        near = dict(
+            zip(
+                chosen,
+                self._neighbors(chosen),
+                strict=True,
+            )
+        )
+        while chosen:
+            alone = self._alone(chosen, near)
+            # Their law is that of the others.
+            every = torch.cat([others, self.rows @ alone.T], 1)
+            squares = _squares(every)[others.shape[1] :]
+            if bool((squares > self.limit).all()):
+                break
+            chosen.pop(int(squares.argmin()))
+        return chosen, squares[: len(chosen)]
+
+    def _neighbors(self, chosen: list[int]) -> list[Tensor]:
+        """The atoms that each chosen one resembles most, of those that were not chosen."""
+        near = list[Tensor]()
+        every = torch.tensor(chosen, dtype=torch.int64)
+        # A few at a time: their cosines with all atoms take memory.
+        for some in torch.split(every, BLOCK):
+            cosines = (self.atoms[some] @ self.atoms.T).abs()
+            cosines[:, chosen] = -1.0
+            count = min(NEAR, len(self.atoms) - len(chosen))
+            near += [*cosines.topk(count).indices]
+        return near
+
+    def _alone(
+        self,
+        chosen: list[int],
+        near: dict[int, Tensor],
+    ) -> Tensor:
+        """(s, d) what each chosen atom has outside of the other ones and of its own neighbors."""
+        every = self.atoms[chosen].double()
+        # Rows of the pseudo-inverse: each atom outside of all others that were chosen.
+        alone = _normalized(torch.linalg.pinv(every).T)
+        basis = torch.linalg.qr(every.T)[0].T
+        left = list[Tensor]()
+        for atom, direction in zip(chosen, alone, strict=True):
+            others = self.atoms[near[atom]].double()
+            outside = others - (others @ basis.T) @ basis
+            outside = outside + (others @ direction)[:, None] * direction
+            # Neighbors count for what no chosen atom explains.
+            span = torch.linalg.qr(outside.T)[0].T
+            left.append(direction - (span @ direction) @ span)
+        return _normalized(torch.stack(left)).to(self.rows)
+
+
+def _squares(numbers: Tensor) -> Tensor:
+    """(V,) squared lengths of columns (k, V) in units of the covariance of most of them."""
+    size = len(numbers)
+    cut = scipy.stats.chi2.ppf(KEPT, size)
+    # The covariance of a normal law without its tail is smaller by this factor.
+    shrunk = float(scipy.stats.chi2.cdf(cut, size + 2)) / KEPT
+    squares = torch.zeros(numbers.shape[1])
+    kept = torch.ones(numbers.shape[1], dtype=torch.bool)
+    factor = 1.0
+    for _ in range(ROUNDS):
+        some = numbers[:, kept].double()
+        middle = some.mean(1, keepdim=True)
+        covariance = (some - middle) @ (some - middle).T / (some.shape[1] * factor)
+        root = torch.linalg.cholesky(covariance)
+        apart = numbers - middle.to(numbers)
+        white = torch.linalg.solve_triangular(root.to(numbers), apart, upper=False)
+        squares = white.square().sum(0)
+        kept = squares <= squares.sort().values[int(KEPT * (len(squares) - 1))]
+        factor = shrunk
+    return squares
+
+
+def _frequencies(observation: Observation, tokens: Tensor) -> Tensor:
+    """(V,) the shares of tokens in public text; without it, those of a law of their numbers."""
+    public = public_images(observation)
+    if public is None:
+        shares = 1 / (tokens.double() + RARE)
+    else:
+        counts = torch.bincount(public.flatten().long().cpu(), minlength=int(tokens.max()) + 1)
+        shares = counts[tokens].double()
+    return shares / shares.sum()
+
+
+def _echoes(
+    atoms: Tensor,
+    shares: Tensor,
+    chosen: list[int],
+) -> Tensor:
+    """(s,) how much more of frequent tokens than the median token each chosen one holds, 1 or more.
+
+    The token itself does not count.
+    """
+    common = shares.topk(min(COMMON, len(shares))).indices
+    frequent = atoms[common] * shares[common].sqrt()[:, None].to(atoms)
+
+    def held(some: Tensor) -> Tensor:
+        whole = (atoms[some] @ frequent.T).square().sum(1)
+        own = torch.isin(some, common) * shares[some].to(atoms)
+        return (whole - own).clamp_min(0)
+
+    usual = held(torch.arange(0, len(atoms), max(1, len(atoms) // COMMON))).median()
+    return (held(torch.tensor(chosen, dtype=torch.int64)) / usual).clamp_min(1.0)

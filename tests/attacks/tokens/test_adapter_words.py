@@ -1,0 +1,147 @@
+"""Words from adapters under Adam: the law of chance, its level, and words that are echoes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from leakbound import models
+from leakbound.attacks import AdapterWords
+from leakbound.attacks.tokens import adapter_words
+from leakbound.attacks.tokens.adapter_words import _echoes, _normalized, _Pursuit, _squares
+from leakbound.core import LocalPlan, NotApplicable
+from leakbound.randomness import normal, permutation, stream
+
+from .test_adapters import seen, tiny
+
+WORDS, WIDTH, RANK, LENGTH = 2000, 192, 8, 12
+ADAM = LocalPlan(6, 1e-3, optimizer="adamw")
+
+
+def adapted(seed, **more):
+    """A decoder with LoRA on queries and values."""
+    return models.decoder(
+        input_shape=(LENGTH,),
+        classes=WORDS,
+        width=WIDTH,
+        layers=2,
+        heads=4,
+        adapters=RANK,
+        generator=stream(seed, "adapted"),
+        **more,
+    )
+
+
+def sent(seed, ids, plan=ADAM, **more):
+    return seen(adapted(seed, **more), ids, labels=ids, plan=plan, words=WORDS)
+
+
+def drawn(seed, count=2):
+    ids = permutation(WORDS, stream(seed, "ids"))[: count * LENGTH]
+    return ids.view(count, LENGTH)
+
+
+def shares(found, ids):
+    held = set(ids.flatten().tolist())
+    return len(set(found) - held), len(set(found) & held) / len(held)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ADAM,
+        replace(ADAM, weight_decay=0.1),
+        replace(ADAM, optimizer="sgd", learning_rate=0.01),
+        LocalPlan(6, 1e-3, 1, "adam"),
+    ],
+)
+def test_words_are_found_after_several_steps(plan):
+    """None is wrong, and most are found; adapters begin at B = 0."""
+    for seed in range(4):
+        ids = drawn(seed)
+        observation = sent(seed, ids, plan)
+        found = AdapterWords().found(observation)
+        wrong, part = shares(found.sure, ids)
+        assert wrong == 0
+        assert part > 0.5
+        answer = AdapterWords()(observation, stream(0))
+        (fact,) = answer.facts
+        assert (fact.kind, fact.count, fact.level) == ("words", len(found.sure), 0.1)
+        assert "words are found, not for certain" in answer.problem
+
+
+def test_more_rounds_find_more_words():
+    for seed in range(3):
+        ids = drawn(seed, 6)
+        rounds = [sent(seed, part) for part in ids.split(2)]
+        alone = AdapterWords().found(rounds[-1])
+        together = AdapterWords().found(replace(rounds[-1], history=tuple(rounds[:-1])))
+        assert shares(together.sure, ids)[0] == 0
+        assert len(together.sure) > len(alone.sure)
+
+
+def test_positions_that_are_learned_are_taken_off():
+    ids = drawn(1)
+    found = AdapterWords().found(sent(1, ids, positions="learned"))
+    wrong, part = shares(found.sure, ids)
+    assert wrong == 0
+    assert part > 0.3
+
+
+def test_squares_follow_the_law_of_chance_beside_outliers():
+    """Correlated columns, 1.5 % of them far away; a covariance of all would hide these."""
+    draw = np.random.default_rng(0)
+    mix = draw.normal(size=(9, 9))
+    clean = mix @ draw.normal(size=(9, 40_000)) + 5
+    far = mix @ (12 * draw.normal(size=(9, 600)))
+    squares = _squares(torch.from_numpy(np.hstack([clean, far])).float()).numpy()
+    law = stats.chi2(9)
+    assert stats.kstest(squares[:40_000], law.cdf).statistic < 0.03
+    assert (squares[40_000:] > law.isf(1e-3)).mean() > 0.95
+    # A wrong law is told from it.
+    assert stats.kstest(squares[:40_000], stats.chi2(8).cdf).statistic > 0.05
+
+
+def test_rows_without_any_word_seldom_name_one():
+    """One of a hundred lists may be wrong; more than 10 of 300 have a probability of .001."""
+    atoms = _normalized(normal((4000, 1024), stream(0, "atoms")))
+
+    def lists(count, level):
+        """How many lists of rows of noise name a word."""
+        rows = (_normalized(normal((8, 1024), stream(k, "rows")).double()) for k in range(count))
+        return sum(bool(_Pursuit.of(one, atoms, level).tokens()[0]) for one in rows)
+
+    assert stats.binom.sf(10, 300, 0.01) < 2e-3
+    assert lists(300, 0.01) <= 10
+    assert 12 <= lists(60, 0.5) <= 36  # 1 - exp(-.5) of them: the level says what it is
+
+
+def test_an_echo_of_frequent_words_is_not_sure():
+    """A token between two frequent ones, which occur, stands out though it does not occur."""
+    source = stream(3, "echo")
+    atoms = _normalized(normal((3000, 96), source))
+    atoms[2999] = _normalized((atoms[:2].sum(0) + 0.1 * atoms[2999])[None])[0]
+    rows = normal((8, 1), source) * (atoms[0] + atoms[1]) + 0.15 * normal((8, 96), source)
+    pursuit = _Pursuit.of(_normalized(rows.double()), atoms, 0.01)
+    chosen, _ = pursuit.tokens()
+    assert 2999 not in chosen
+    often = torch.zeros(3000, dtype=torch.float64)
+    often[:50] = 1 / 50
+    assert float(_echoes(atoms, often, [2999])[0]) > 3
+    rare = list(range(100, 2999, 97))
+    assert float(_echoes(atoms, often, rare).median()) < 1.5
+
+
+def test_what_does_not_apply_is_named(monkeypatch):
+    ids = drawn(0)
+    first = LocalPlan(1, 1e-3, optimizer="adam")
+    with pytest.raises(NotApplicable, match="no adapter A changed: B was 0"):
+        AdapterWords().found(seen(tiny(0, start=0.0), ids % 60, plan=first))
+    few = seen(tiny(0, width=96, rank=4, start=0.1), ids % 60, plan=ADAM)
+    with pytest.raises(NotApplicable, match="60 tokens show no law of chance"):
+        AdapterWords().found(few)
+    monkeypatch.setattr(adapter_words, "MOST_ATOMS", 1000)
+    with pytest.raises(NotApplicable, match="do not fit in memory"):
+        AdapterWords().found(sent(0, ids))
