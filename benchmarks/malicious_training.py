@@ -213,7 +213,7 @@ def write(rows: list[list[str]]) -> None:
         "title": "A malicious server's layer through ordinary training",
         "sections": [
             {"body": [WORDS, tables[0]]},
-            {"title": "Fishing", "body": [FISHING, tables[1]]},
+            {"heading": "Fishing", "body": [FISHING, tables[1]]},
         ],
     }
     PAGE.write_text(stored.dumps(page), "utf-8")
