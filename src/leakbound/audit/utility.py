@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import scipy
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -143,7 +142,9 @@ def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
         negative = len(label) - positive
         if not positive or not negative:
             continue
-        ranks = scipy.stats.rankdata(score.double().cpu().numpy())
+        _, at, equal = score.double().cpu().unique(return_inverse=True, return_counts=True)
+        # Equal scores share the mean of their ranks.
+        ranks = (equal.cumsum(0) - (equal - 1) / 2)[at].numpy()
         # Less the smallest sum of ranks that so many examples can have.
         total = float(ranks[label.cpu().numpy()].sum()) - positive * (positive + 1) / 2
         error = math.sqrt((len(label) + 1) / (12 * positive * negative))
