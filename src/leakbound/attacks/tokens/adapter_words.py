@@ -94,7 +94,8 @@ class AdapterWords(Attack):
 
     Args:
         level: of the test for all words of one client. What is stated is STATED or more: with the
-            word table of a real model, 1 of 83 lists at .01 named a wrong word (95 %: up to .056).
+            word table of a real model, 1 of 83 lists at .01 named a wrong word (95 %: up to .056);
+            about 70 of these were looked at while the test was made.
 
     Assumptions: what precedes the layer is frozen. The level is a p-value under a model of chance,
         not a certificate: it assumes that words that do not occur meet the update as most of the
