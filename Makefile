@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test PKG=attacks`: the tests of one package, and the examples in its docstrings.
 PATHS := $(if $(PKG),$(wildcard tests/$(PKG) tests/test_$(PKG).py src/leakbound/$(PKG) src/leakbound/$(PKG).py))
 
-.PHONY: setup audit proof release test test-long test-all durations test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof release test test-long durations test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -31,16 +31,14 @@ proof: audit
 release: setup
 	$(BIN)/python tools/release.py $(if $(KEY),--key $(KEY))
 
+# CI runs it with other MARKS and PATHS: one collection; the files that take longest begin.
+MARKS := not slow and not long
 test: setup
 	$(if $(PKG),$(if $(PATHS),,$(error PKG is $(PKG), which no package or module has as its name)))
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long" $(PATHS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "$(MARKS)" $(PATHS)
 
 test-long: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "long and not slow" $(PATHS)
-
-# Both, and the reproductions' tests: one collection, and the files that take longest begin.
-test-all: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" tests src reproductions
 
 # What takes over a second is long: measured here, on an idle machine, and kept in a file.
 durations: setup

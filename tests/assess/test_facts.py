@@ -1,5 +1,7 @@
 """Facts that updates reveal: right, complete, none invented, with a verdict."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -15,6 +17,7 @@ from leakbound.attacks import ConstantImage
 from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
 from leakbound.core import Task
 from leakbound.randomness import normal, stream
+from leakbound.report.sentences import revealed_in_short
 
 BLIND = ConstantImage(0.5)
 OFF = {"error_bound": "none", "probability": None}
@@ -220,6 +223,11 @@ def test_sentences():
     )
     many = fact(kind="zero values", count=1200, items=("0, 0, 0",))
     assert of_fact(many) == "1,200 values are 0 in every example (certain, if b)"
+    update = SimpleNamespace(facts=(many, fact(kind="words", count=3, level=0.01)))
+    assert revealed_in_short([update]) == (
+        "Updates reveal for certain 1 set of values that are 0. Updates reveal 3 words; what one "
+        "of them reveals is wrong with probability 0.01 at most."
+    )
 
 
 def test_pages_and_terminals_list_what_matters_most_first():

@@ -66,7 +66,8 @@ def test_the_p_value_is_the_binomial_tail_of_every_way_together():
     assert named_by_chance([mixed]) == pytest.approx(tail)
     # Only one of a person's examples counts.
     thrice = _found([True] * 3, counted=(True, False, False))
-    assert named_by_chance([[thrice]]) == pytest.approx(0.01)
+    # Exactly the level, or one right name of a hundred would count on some machines only.
+    assert named_by_chance([[thrice]]) == LEVEL
     with pytest.raises(ValueError, match="right and counted"):
         _found([True], counted=(True, False))
 

@@ -197,7 +197,7 @@ def test_how_often_a_search_trains_before_it_asks_for_the_time():
         **{"dlg": 20, "tab_leak": 8, "grad_inversion": 4, "gauss_newton": 40},
         **dict.fromkeys(("linear_inversion", "constant_image", "patch_span"), 0),
     }.items():
-        assert build("attack", name, {}).calls == calls, name
+        assert build("attack", name, {}).step_trainings == calls, name
 
 
 def test_searches_for_tokens_are_measured_too():

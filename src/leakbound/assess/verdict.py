@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from scipy import special
 
 from leakbound._util.groups import grouped
@@ -264,19 +263,12 @@ def _by_lot(found: Sequence[Reidentification]) -> float:
     """The probability of at least so many right names by lot."""
     law = np.ones(1)
     for candidates, answers in grouped((one.candidates, one.answers) for one in found).items():
-        count = sum(map(len, answers))
-        law = np.convolve(law, _binomial(count, 1 / candidates))
+        draw = np.array([1 - 1 / candidates, 1 / candidates])
+        # Draw by draw: logarithms would put one right name of 100 above a level of 1 %.
+        for _ in range(sum(map(len, answers))):
+            law = np.convolve(law, draw)
     hits = sum(sum(one.answers) for one in found)
     return min(1.0, float(law[hits:].sum()))
-
-
-def _binomial(count: int, chance: float) -> NDArray[np.float64]:
-    """The probabilities of 0 to `count` right ones of so many."""
-    # Not scipy.stats, whose import takes a third of a second of every process that starts.
-    right = np.arange(count + 1)
-    wrong = count - right
-    ways = special.gammaln(count + 1) - special.gammaln(right + 1) - special.gammaln(wrong + 1)
-    return np.asarray(np.exp(ways + right * math.log(chance) + wrong * math.log1p(-chance)))
 
 
 def _beyond_tries(experiments: list[Assessment]) -> list[Assessment]:

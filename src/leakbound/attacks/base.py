@@ -89,12 +89,12 @@ class Attack:
         return 1
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """The most simulated trainings, with derivatives, before a search sees that its time is
         over; 0 if nothing is simulated. That of an attack inside counts, too.
         """
         inner = [value for value in vars(self).values() if isinstance(value, Attack)]
-        return max((attack.calls for attack in inner), default=0)
+        return max((attack.step_trainings for attack in inner), default=0)
 
     def many(
         self,

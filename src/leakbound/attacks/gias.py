@@ -179,7 +179,7 @@ class Gias(Attack):
     statistics: str = "best"
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """A search asks after each step."""
         return 1
 

@@ -82,7 +82,7 @@ class GradInversion(Attack):
         self.search()  # checks the rest
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """All starts take a step together."""
         return self.seeds
 

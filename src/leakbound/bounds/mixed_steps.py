@@ -28,7 +28,7 @@ LIGHT = 1e-17
 STEP = 1e-3
 """Mass that an attained success leaves out, and the ratio to which it rounds down."""
 FAINT = 1e-20
-"""Mass that an upper bound leaves out: in all cells together less than `_lost` counts."""
+"""Mass of a cell that an upper bound leaves out; all of it counts as lost."""
 WHOLE = 100.0
 """Width, in logarithms, above which all kinds become one."""
 CELLS = 2**13
@@ -138,7 +138,7 @@ def _gains(parts: tuple[Part, ...]) -> tuple[Array, Array, float]:
     """sum_i k_i / noise_i^2, rounded up: values, masses, and the mass that is left out."""
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
     counts = mass > FAINT
-    return value[counts], mass[counts], _lost(parts, mass)
+    return value[counts], mass[counts], _lost(parts, mass) + float(mass[~counts].sum())
 
 
 def _thinned(value: Array, mass: Array) -> tuple[Array, Array]:

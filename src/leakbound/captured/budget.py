@@ -49,8 +49,9 @@ def step_cost(
 ) -> StepCost | None:
     """The measured cost of simulated training, None if it cannot be simulated; as `measure`."""
     observation = inferred.observation
-    with suppress(NotApplicable):  # of other data than text
-        observation = soft(observation, stream(0, "cost"))
+    if engines:  # closed forms need no candidates
+        with suppress(NotApplicable):  # of other data than text
+            observation = soft(observation, stream(0, "cost"))
 
     def labels(inputs: Tensor) -> Tensor:
         return _labels(observation, inputs)
@@ -114,7 +115,8 @@ def search_fit(
     if cost is None:
         return Budgeted()
     after = JUDGED * first_within(cost.trainings(), room).seconds
-    forms = (replace(form, seconds=attack.calls * form.seconds) for form in cost.search_steps())
+    trainings = attack.step_trainings
+    forms = (replace(form, seconds=trainings * form.seconds) for form in cost.search_steps())
     return _fit(cost, forms, room, seconds, "its first step", after)
 
 

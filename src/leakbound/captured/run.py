@@ -222,7 +222,7 @@ class Work:
         judging = budget.training_fit(cost, room, self.pace.left)
         fit = budget.Budgeted()
         share = self.share
-        if job.steps and plans.build_attack(job.spec).calls:
+        if job.steps and plans.build_attack(job.spec).step_trainings:
             fit = budget.search_fit(cost, room, share, plans.build_attack(job.spec))
             if math.isfinite(share) and fit.after < share:
                 share -= fit.after

@@ -93,17 +93,29 @@ def revealed_in_short(assessments: Iterable[Assessment]) -> str:
     facts = _distinct(assessments)
     read = [fact for fact in facts if fact.kind == "attribute"]
     said = [f"{_read_in_short(fact)}." for fact in read]
-    facts = [fact for fact in facts if fact.kind != "attribute"]
-    if not facts:
-        return " ".join(said)
+    rest = [fact for fact in facts if fact.kind != "attribute"]
+    certain = [fact for fact in rest if fact.level is None]
+    likely = [fact for fact in rest if fact.level is not None]
+    if certain:
+        said.append(f"Updates reveal for certain{_counted_in_short(certain)}.")
+    if likely:
+        level = max(fact.level or 0.0 for fact in likely)
+        said.append(
+            f"Updates reveal{_counted_in_short(likely)}; what one of them reveals is wrong with "
+            f"probability {format_upper(level)} at most."
+        )
+    return " ".join(said)
+
+
+def _counted_in_short(facts: Sequence[Fact]) -> str:
+    """How many facts of each kind, after the names of what is sensitive."""
     counts = []
     for kind, of_kind in grouped((fact.kind, fact) for fact in facts).items():
         words = sum(fact.count for fact in of_kind if fact.kind == "words")
         counts.append(plural(words or len(of_kind), *KINDS[kind]))
     sensitive = [fact.subject for fact in facts if fact.sensitive]
     which = f", {listing(sensitive)} among them," if sensitive else ""
-    said.append(f"Updates reveal for certain{which} {listing(counts)}.")
-    return " ".join(said)
+    return f"{which} {listing(counts)}"
 
 
 def _read_in_short(fact: Fact) -> str:

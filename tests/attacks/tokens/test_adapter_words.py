@@ -63,12 +63,12 @@ def test_words_are_found_after_several_steps(plan):
         ids = drawn(seed)
         observation = sent(seed, ids, plan)
         found = AdapterWords().found(observation)
-        wrong, part = shares(found.sure, ids)
+        wrong, part = shares(found.clear, ids)
         assert wrong == 0
         assert part > 0.5
         answer = AdapterWords()(observation, stream(0))
         (fact,) = answer.facts
-        assert (fact.kind, fact.count, fact.level) == ("words", len(found.sure), 0.1)
+        assert (fact.kind, fact.count, fact.level) == ("words", len(found.clear), 0.1)
         assert "words are found, not for certain" in answer.problem
 
 
@@ -78,14 +78,14 @@ def test_more_rounds_find_more_words():
         rounds = [sent(seed, part) for part in ids.split(2)]
         alone = AdapterWords().found(rounds[-1])
         together = AdapterWords().found(replace(rounds[-1], history=tuple(rounds[:-1])))
-        assert shares(together.sure, ids)[0] == 0
-        assert len(together.sure) > len(alone.sure)
+        assert shares(together.clear, ids)[0] == 0
+        assert len(together.clear) > len(alone.clear)
 
 
 def test_positions_that_are_learned_are_taken_off():
     ids = drawn(1)
     found = AdapterWords().found(sent(1, ids, positions="learned"))
-    wrong, part = shares(found.sure, ids)
+    wrong, part = shares(found.clear, ids)
     assert wrong == 0
     assert part > 0.3
 

@@ -229,7 +229,7 @@ class GaussNewton(Attack):
         check.one_of(["told", "inferred"], labels=self.labels)
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """A step multiplies by the Jacobian and its transpose for each direction."""
         return self.directions
 

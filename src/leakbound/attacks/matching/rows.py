@@ -69,7 +69,7 @@ class TabLeak(Attack):
         self._search()
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """All searches take a step together."""
         return self.restarts
 

@@ -115,7 +115,7 @@ class MatchingSettings(Attack):
     ordered: float = unlisted(0.0)
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """A line search asks for the time only when it has ended."""
         return EVALUATIONS if self.optimizer == "lbfgs" else 1
 

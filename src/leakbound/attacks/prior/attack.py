@@ -108,7 +108,7 @@ class LearnedPrior(Attack):
     training: int = 800
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """The slope's size is probed before the first step."""
         return PROBES
 

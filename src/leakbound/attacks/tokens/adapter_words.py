@@ -65,11 +65,11 @@ class LikelyTokens:
     """Tokens of one row of an update, those with the largest statistic first.
 
     Attributes:
-        sure: the level holds for these.
-        likely: others that stand out, but may be echoes of frequent tokens that they resemble.
+        clear: those that stand out also beside what frequent tokens leave in them.
+        likely: others, which may be echoes of frequent tokens that they resemble.
     """
 
-    sure: tuple[int, ...]
+    clear: tuple[int, ...]
     likely: tuple[int, ...]
 
 
@@ -147,13 +147,13 @@ class AdapterWords(Attack):
         def one(row: SentRow) -> Answer:
             found = self._of_row(row)
             each.append(found)
-            return Answer(filled(row, (*found.sure, *found.likely)), _said(found))
+            return Answer(filled(row, (*found.clear, *found.likely)), _said(found))
 
         observation = _without_decay(observation)
         answer = each_row(observation, seen_task(observation), one)
         if not handed_on(observation.task):
             return answer
-        tokens = list(dict.fromkeys(token for found in each for token in found.sure))
+        tokens = list(dict.fromkeys(token for found in each for token in found.clear))
         level = min(1.0, max(STATED, self.level) * len(each))
         found = words(
             domain,
@@ -188,10 +188,12 @@ class AdapterWords(Attack):
         if inside is not None:
             # What all places share tells no token from another.
             rows = rows - (rows @ inside) @ inside.T
-            atoms -= (atoms @ inside.to(atoms)) @ inside.T.to(atoms)
+            axes = inside.to(atoms)
+            for part in torch.split(atoms, BLOCK * COMMON):  # in place: no copy of all
+                part -= (part @ axes) @ axes.T
         pursuit = _Pursuit.of(
             _normalized(rows),
-            _normalized(atoms),
+            atoms.div_(atoms.norm(dim=1, keepdim=True).clamp_min(1e-30)),  # no copy: it is large
             self.level,
         )
         chosen, squares = pursuit.tokens()
@@ -204,14 +206,14 @@ class AdapterWords(Attack):
         clear = (squares / echo > pursuit.limit).tolist()
         named = [(int(tokens[chosen[k]]), clear[k]) for k in order]
         return LikelyTokens(
-            sure=tuple(token for token, sure in named if sure),
-            likely=tuple(token for token, sure in named if not sure),
+            clear=tuple(token for token, alone in named if alone),
+            likely=tuple(token for token, alone in named if not alone),
         )
 
 
 def _said(found: LikelyTokens) -> str:
     """What an answer does not say."""
-    count = len(found.sure)
+    count = len(found.clear)
     if not count + len(found.likely):
         return "no token stands out"
     more = f", and {len(found.likely)} more are likely" if found.likely else ""

@@ -94,7 +94,7 @@ class TokenMatching(Attack):
     tries: int = 24
 
     @property
-    def calls(self) -> int:
+    def step_trainings(self) -> int:
         """The search over weights asks after each step."""
         return 1
 
