@@ -84,6 +84,31 @@ def test_many_experiments_are_many_tries():
     assert of_configuration([run(0.01), run(0.01), run(0.01)]) == ATTRIBUTE
 
 
+def test_one_list_of_words_of_many_is_chance():
+    digits = data.load("mnist5k")
+    one = simulate(
+        nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+        digits.batch(torch.tensor([0])),
+        attack=BLIND,
+        **OFF,
+    ).assessment
+    silent = replace(one, verdict=UNDECIDED)
+
+    def named(level, **more):
+        return replace(silent, verdict=WORDS, facts=(fact(kind="words", level=level),), **more)
+
+    assert of_configuration([named(0.01)]) == WORDS  # exactly the level, on every machine
+    assert of_configuration([named(0.01), silent]) == UNDECIDED
+    assert of_configuration([named(0.01), named(0.01), *[silent] * 8]) == WORDS
+    assert of_configuration([named(0.01), named(0.01), *[silent] * 30]) == UNDECIDED
+    assert of_configuration([named(1e-6), *[silent] * 30]) == WORDS
+    assert of_configuration([named(None), *[silent] * 30]) == WORDS
+    other = replace(silent, attack=replace(silent.attack, hash="0" * 12))
+    assert of_configuration([named(0.01), other]) == UNDECIDED
+    apart = replace(silent, attack=replace(silent.attack, name="token_rows", hash="0" * 12))
+    assert of_configuration([named(0.01), apart]) == WORDS
+
+
 def test_sensitive_and_rare_ones_come_first():
     rows = data.load("german")
     column = next(c for c in rows.domain.columns if c.name == "foreign_worker")

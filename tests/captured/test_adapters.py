@@ -144,24 +144,30 @@ def test_missing_tensors_were_not_sent(tmp_path):
         read_adapter(part, base)
 
 
-def test_adapter_of_a_file_is_attacked(tmp_path):
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapter_of_a_file_is_attacked(tmp_path, dora):
     """From the server's file and the client's, without PEFT, to the tokens."""
     base = Base()
-    server = written(tmp_path / "server")
+    named = values()
+    if dora:
+        for name, size in (("query", 16), ("mix", 12)):
+            named[f"base_model.model.{name}.lora_magnitude_vector"] = torch.ones(size)
+    server = written(tmp_path / "server", named, use_dora=dora)
     model = read_adapter(server, base)
     task = Task.of(model, domain=TokenDomain(40, 4), plan=LocalPlan(1, 0.1))
     ids = torch.tensor([[3, 9, 11, 30]])
     sources = [stream(0, "play", k) for k in range(2)]
     row = play(task, [Batch(ids, torch.tensor([1]))], NoDefense(), sources).observation.update.rows
     after = task.unflatten(task.parameters - 0.1 * row[0])
-    client = written(tmp_path / "client", {f"base_model.model.{k}": v for k, v in after.items()})
+    back = {f"base_model.model.{k}": v for k, v in after.items()}
+    client = written(tmp_path / "client", back, use_dora=dora)
     seen = observed(sent_tensors(client, base), task, 4)
     found = AdapterPursuit().found(seen)
     assert set(found.tokens) == {3, 9, 11, 30}
 
 
 REFUSED = {
-    "DoRA": ({"use_dora": True}, "use_dora is set"),
+    "DoRA": ({"use_dora": 2}, "use_dora is 2; give true or false"),
     "type": ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
     "no type": ({"peft_type": None}, "peft_type is None"),
     "bias": ({"bias": "all"}, "bias is 'all'"),
@@ -208,6 +214,11 @@ def test_tensors_that_are_refused(tmp_path, name):
     named = {**values(), **{k: torch.ones(shape) for k, shape in shapes.items()}}
     with pytest.raises(ValueError, match=words):
         read_adapter(written(tmp_path / "a", named), Base())
+
+
+def test_dora_without_a_magnitude_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"lacks lora_magnitude_vector of (mix|query)"):
+        read_adapter(written(tmp_path / "a", use_dora=True), Base())
 
 
 def test_values_that_are_refused(tmp_path):
@@ -318,6 +329,8 @@ CASES = {
     "gpt2": ("gpt2", {}),
     "llama": ("llama", {}),
     "rslora": ("llama", {"use_rslora": True}),
+    "dora": ("llama", {"use_dora": True}),
+    "dora of gpt2": ("gpt2", {"use_dora": True, "use_rslora": True}),
     "patterns": ("llama", {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"q_proj": 3}}),
     "all": ("llama", {"target_modules": "all-linear"}),
     "head": ("llama", {"modules_to_save": ["lm_head"]}),
@@ -341,6 +354,7 @@ def test_files_of_peft_give_its_outputs_and_gradients(tmp_path, name):
             {
                 k.removeprefix("base_model.model.")
                 .replace(".default", "")
+                .replace("magnitude_vector.weight", "magnitude_vector")
                 .replace(".modules_to_save", ""): p.grad
                 for k, p in model.named_parameters()
                 if p.grad is not None
@@ -352,10 +366,3 @@ def test_files_of_peft_give_its_outputs_and_gradients(tmp_path, name):
     for key, value in grads[0].items():
         assert float((value - grads[1][key]).norm()) <= 1e-6 * float(value.norm()), key
     assert sent_tensors(tmp_path, base).keys() == grads[0].keys() - {"logits"}
-
-
-def test_dora_of_peft_is_refused_by_name(tmp_path):
-    base, model = made("llama", use_dora=True)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="use_dora is set"):
-        read_adapter(tmp_path, base)

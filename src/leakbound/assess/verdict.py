@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -261,36 +262,66 @@ def named_by_chance(ways: Iterable[Sequence[Reidentification]]) -> float | None:
 
 def _by_lot(found: Sequence[Reidentification]) -> float:
     """The probability of at least so many right names by lot."""
-    law = np.ones(1)
-    for candidates, answers in grouped((one.candidates, one.answers) for one in found).items():
-        draw = np.array([1 - 1 / candidates, 1 / candidates])
-        # Draw by draw: logarithms would put one right name of 100 above a level of 1 %.
-        for _ in range(sum(map(len, answers))):
-            law = np.convolve(law, draw)
+    tries = grouped((1 / one.candidates, one.answers) for one in found)
+    counts = {chance: sum(map(len, answers)) for chance, answers in tries.items()}
     hits = sum(sum(one.answers) for one in found)
+    return _tail(hits, counts)
+
+
+def _tail(hits: int, counts: Mapping[float, int]) -> float:
+    """The probability of at least so many hits, of so many tries with each chance."""
+    law = np.ones(1)
+    for chance, count in counts.items():
+        # Try by try: logarithms would put one hit with a chance of 1 % above a level of 1 %.
+        for _ in range(count):
+            law = np.convolve(law, [1 - chance, chance])
     return min(1.0, float(law[hits:].sum()))
 
 
 def _beyond_tries(experiments: list[Assessment]) -> list[Assessment]:
-    """The experiments; attributes that were read in too few of many tries count for nothing."""
-    levels = [
+    """The experiments; attributes and words that too few of many tries show count for nothing."""
+    read = [
         1.0 if fact.level is None else fact.level
         for one in experiments
         for fact in one.facts
         if fact.kind == "attribute"
     ]
-    if simes(levels) <= LEVEL:
-        return experiments
-    return [
-        replace(one, verdict=FACTS if _others(one) else UNDECIDED)
-        if one.verdict == ATTRIBUTE
-        else one
-        for one in experiments
-    ]
+    by_lot = set[str]()
+    if simes(read) > LEVEL:
+        by_lot.add("attribute")
+    if _words_by_chance(experiments) > LEVEL:
+        by_lot.add("words")
+
+    def judged(one: Assessment) -> Assessment:
+        facts = counted(one.facts)
+        kept = [fact for fact in facts if fact.kind not in by_lot or fact.level is None]
+        if one.verdict not in (ATTRIBUTE, WORDS, FACTS) or len(kept) == len(facts):
+            return one
+        return replace(one, verdict=decide(facts=kept))
+
+    return [judged(one) for one in experiments]
 
 
-def _others(one: Assessment) -> bool:
-    return any(fact.kind != "attribute" for fact in counted(one.facts))
+def _words_by_chance(experiments: Iterable[Assessment]) -> float:
+    """The p-value of the hypothesis that no update holds the words that have a level.
+
+    Each list has its level, so as many lists of one attack are a binomial tail. Several settings
+    of an attack share the error (Bonferroni). 1 if there is no list.
+    """
+    settings = grouped(((one.attack.name, one.attack.hash), one.facts) for one in experiments)
+    alike = Counter(name for name, _ in settings)
+    tails = [1.0]
+    for (name, _), updates in settings.items():
+        levels = [
+            fact.level
+            for facts in updates
+            for fact in counted(facts)
+            if fact.kind == "words" and fact.level is not None
+        ]
+        if levels:
+            tail = _tail(len(levels), {max(levels): len(updates)})
+            tails.append(alike[name] * tail)
+    return min(tails)
 
 
 def by_chance(records: Iterable[Assessment]) -> float | None:

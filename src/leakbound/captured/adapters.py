@@ -29,11 +29,11 @@ _PREFIX = "base_model.model."
 _LONG = (
     (".lora_A.default.", ".lora_A."),
     (".lora_B.default.", ".lora_B."),
+    (".lora_magnitude_vector.default.weight", ".lora_magnitude_vector"),
     (".modules_to_save.default.", "."),
 )
 """Names with the adapter's own name, as of a model's state dict, and as in files."""
 _CHANGED = {
-    "use_dora": "DoRA scales every row of the weights",
     "use_qalora": "QALoRA pools the inputs of quantized weights",
     "use_bdlora": "its adapters are block-diagonal",
     "lora_bias": "its adapters add a bias",
@@ -58,6 +58,7 @@ _READ: dict[str, tuple[Any, str]] = {
     "r": (Rank, _RANK),
     "lora_alpha": (Alpha, _ALPHA),
     "use_rslora": (bool | None, "true or false"),
+    "use_dora": (bool | None, "true or false"),
     "target_modules": (tuple[str, ...] | str | None, "a list of module names"),
     "modules_to_save": (tuple[str, ...] | None, "a list of module names"),
     "rank_pattern": (dict[Name, Rank] | None, f"{_PLAIN} {_RANK}"),
@@ -73,11 +74,13 @@ class AdapterConfig:
     """What a configuration file says of an adapter.
 
     `ranks` and `alphas` hold exceptions from `rank` and `alpha`, by the end of a module's name.
+    `root`: rank-stabilized, `dora`: with a magnitude for each output.
     """
 
     rank: int
     alpha: float
     root: bool
+    dora: bool
     targets: tuple[str, ...]
     saved: tuple[str, ...]
     ranks: Mapping[str, int]
@@ -133,6 +136,7 @@ def read_config(path: Path) -> AdapterConfig:
         values["r"],
         values["lora_alpha"],
         bool(values["use_rslora"]),
+        bool(values["use_dora"]),
         # A text is a pattern, which is never run: the file's tensors then show the targets.
         targets if isinstance(targets, tuple) else (),
         values["modules_to_save"] or (),
@@ -184,14 +188,25 @@ def read_adapter(
             raise ValueError(f"{str(path)!r}: {key} is not finite; give the adapter as it was sent")
     model = copies.duplicate(base).requires_grad_(False).eval()
     for module in sorted({key.rpartition(".lora_")[0] for key in named if ".lora_" in key}):
-        down, up = (named.get(f"{module}.{part}.weight") for part in ("lora_A", "lora_B"))
-        if down is None or up is None:
-            missing = "lora_A" if down is None else "lora_B"
-            raise ValueError(
-                f"{str(path)!r} lacks {missing} of {module}; give the whole adapter that the "
-                "server sent as adapter, and what the client sent as update"
-            )
-        layer = AdapterLayer(model.get_submodule(module), down, up, config.scale_of(module))
+        names = ["lora_A.weight", "lora_B.weight"]
+        if config.dora:
+            names.append("lora_magnitude_vector")
+        parts = [named.get(f"{module}.{name}") for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if part is None:
+                raise ValueError(
+                    f"{str(path)!r} lacks {name.removesuffix('.weight')} of {module}; give the "
+                    "whole adapter that the server sent as adapter, and what the client sent as "
+                    "update"
+                )
+        down, up, *magnitude = [part for part in parts if part is not None]
+        layer = AdapterLayer(
+            model.get_submodule(module),
+            down,
+            up,
+            config.scale_of(module),
+            *magnitude,
+        )
         model.set_submodule(module, layer.eval())
     for key, value in named.items():
         if ".lora_" not in key:
@@ -254,7 +269,7 @@ def _read(
     numbers = HEADER // 8
     for name, layer in layers.items():
         if (shape := _shape(layer)) and config.may_adapt(name):
-            numbers += config.rank_of(name) * sum(shape)
+            numbers += config.rank_of(name) * sum(shape) + shape[0]
         if any(_ends(name, one) for one in config.saved):
             numbers += sum(value.numel() for value in layer.state_dict().values())
     # A number has at most 8 bytes: a file that is larger than its configuration needs is not read.
@@ -280,7 +295,10 @@ def _check(
     module, _, part = name.partition(".lora_")
     what = f"{str(path)!r}: {name}"
     shape = tuple(value.shape)
-    if part not in ("", "A.weight", "B.weight"):
+    parts = ["", "A.weight", "B.weight"]
+    if config.dora:
+        parts.append("magnitude_vector")
+    if part not in parts:
         raise ValueError(f"{what} is no weight of a linear layer's LoRA; give adapters of those")
     if part:
         layer = layers.get(module)
@@ -296,7 +314,11 @@ def _check(
             )
         if not config.may_adapt(module):
             raise ValueError(f"{what} is not among target_modules; give the adapter's own config")
-        wanted = (rank, size[1]) if part == "A.weight" else (size[0], rank)
+        wanted: tuple[int, ...] = (size[0], rank)
+        if part == "A.weight":
+            wanted = (rank, size[1])
+        elif part == "magnitude_vector":
+            wanted = (size[0],)
         if shape != wanted or not value.is_floating_point():
             raise ValueError(
                 f"{what} is {shape} of {value.dtype}; rank {rank} and the base ask {wanted} of "

@@ -17,6 +17,9 @@ from leakbound.randomness import normal
 class AdapterLayer(nn.Module):
     """A frozen layer with a low-rank adapter: base(x) + scale B A x, as PEFT computes it.
 
+    With `magnitude` (outputs,) it is DoRA (Liu et al. 2024, eq. 5): each row of W + scale B A is
+    brought to this length. Their section 4.3 takes the rows' own lengths as constants in gradients.
+
     Example:
         >>> import torch
         >>> layer = AdapterLayer(nn.Linear(3, 2), torch.ones(1, 3), torch.zeros(2, 1), 2.0)
@@ -30,12 +33,16 @@ class AdapterLayer(nn.Module):
         down: Tensor,
         up: Tensor,
         scale: float,
+        magnitude: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.base_layer = base.requires_grad_(False)
         self.lora_A = _linear(down)
         self.lora_B = _linear(up)
         self.scale = scale
+        self.lora_magnitude_vector: nn.Parameter | None = None
+        if magnitude is not None:
+            self.lora_magnitude_vector = nn.Parameter(magnitude.clone())
 
     @property
     def weight(self) -> Any:
@@ -52,7 +59,20 @@ class AdapterLayer(nn.Module):
         result = self.base_layer(x)
         # As in PEFT: adapters may have 32 bits next to a base of 16.
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
-        return (result + change).to(result.dtype)
+        if self.lora_magnitude_vector is None:
+            return (result + change).to(result.dtype)
+        bias = 0 if self.bias is None else self.bias
+        factor = self.lora_magnitude_vector / self._lengths()
+        whole = result - bias + change
+        return (factor * whole + bias).to(result.dtype)
+
+    def _lengths(self) -> Tensor:
+        """(outputs,) of the rows of W + scale B A, without a gradient."""
+        # Layers of transformers' Conv1D hold the weight as inputs first.
+        weight = self.weight if isinstance(self.base_layer, nn.Linear) else self.weight.T
+        product = self.lora_B.weight.detach() @ self.lora_A.weight.detach()
+        whole = weight + self.scale * product
+        return torch.linalg.vector_norm(whole, dim=1)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
