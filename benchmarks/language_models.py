@@ -47,8 +47,8 @@ WORDS = (
     "on queries and values at a rate of 0.0002 (SGD: 0.1) with a decay of 0.01. Public text is not "
     "used. A line says how many different tokens a client has, how many of them are found, which "
     "share that is (mean, 95 % interval over clients), and how many clients' lists hold a wrong "
-    "word (*wrong*). Seconds (median) are from the files on, one thread of a busy processor without "
-    "AVX-512."
+    "word (*wrong*). Seconds (median) are from the files on, one thread of a busy processor "
+    "without AVX-512."
 )
 LENGTH, RATE = 32, 2e-4
 HEADS = [

@@ -32,6 +32,8 @@ KEPT = 0.98
 """The share of tokens whose law is that of tokens that do not occur."""
 ROUNDS = 3
 """How often this law is fitted to the tokens that it keeps."""
+SAMPLED = 2**15
+"""About so many tokens show the law; more would take time and hardly change it."""
 THIN = 12
 """Directions of the rows that count: the width over this. With more of them, tokens that were not
 found leave echoes in words that resemble them.
@@ -197,7 +199,7 @@ class AdapterWords(Attack):
         shares = _frequencies(row.observation, tokens)
         rows = _normalized(rows)
         gains = _gains(rows, atoms, shares)
-        atoms *= gains  # in place, as what follows: the table may be large
+        atoms *= gains.to(atoms)  # in place, as what follows: the table may be large
         if inside is not None:
             # What all places share tells no token from another.
             axes = torch.linalg.qr(gains[:, None] * inside)[0]
@@ -463,20 +465,36 @@ def _squares(numbers: Tensor) -> Tensor:
     cut = scipy.stats.chi2.ppf(KEPT, size)
     # The covariance of a normal law without its tail is smaller by this factor.
     shrunk = float(scipy.stats.chi2.cdf(cut, size + 2)) / KEPT
-    squares = torch.zeros(numbers.shape[1])
-    kept = torch.ones(numbers.shape[1], dtype=torch.bool)
-    factor = 1.0
-    for _ in range(ROUNDS):
-        some = numbers[:, kept].double()
+    sample = numbers[:, :: max(1, numbers.shape[1] // SAMPLED)]
+    law = _Law.of(sample)
+    for _ in range(ROUNDS - 1):
+        squares = law.squares(sample)
+        most = squares.sort().values[int(KEPT * (len(squares) - 1))]
+        law = _Law.of(sample[:, squares <= most], shrunk)
+    return law.squares(numbers)
+
+
+@dataclass(frozen=True)
+class _Law:
+    """A mean (k, 1) and the root of a covariance (k, k), lower triangular."""
+
+    middle: Tensor
+    root: Tensor
+
+    @staticmethod
+    def of(numbers: Tensor, share: float = 1.0) -> _Law:
+        """Of columns (k, n) that show this share of the covariance."""
+        some = numbers.double()
         middle = some.mean(1, keepdim=True)
-        covariance = (some - middle) @ (some - middle).T / (some.shape[1] * factor)
+        apart = some - middle
+        covariance = apart @ apart.T / (some.shape[1] * share)
         root = torch.linalg.cholesky(covariance)
-        apart = numbers - middle.to(numbers)
-        white = torch.linalg.solve_triangular(root.to(numbers), apart, upper=False)
-        squares = white.square().sum(0)
-        kept = squares <= squares.sort().values[int(KEPT * (len(squares) - 1))]
-        factor = shrunk
-    return squares
+        return _Law(middle.to(numbers), root.to(numbers))
+
+    def squares(self, numbers: Tensor) -> Tensor:
+        """(n,) squared lengths in units of this law."""
+        white = torch.linalg.solve_triangular(self.root, numbers - self.middle, upper=False)
+        return white.square().sum(0)
 
 
 def _frequencies(observation: Observation, tokens: Tensor) -> Tensor:
