@@ -181,7 +181,7 @@ def of_chance(p_values, attack="a", verdict="undecided"):
     test = {"decoys": 400, "level": 0.01}
     return [
         SimpleNamespace(
-            attack=SimpleNamespace(hash=attack),
+            attack=SimpleNamespace(name="matching", hash=attack),
             facts=(),
             reidentified=(),
             status="ok",
