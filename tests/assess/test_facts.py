@@ -64,15 +64,19 @@ def test_an_attribute_is_exposed_if_it_is_read_and_right():
     )
 
 
-def test_many_experiments_are_many_tries():
+@pytest.fixture(scope="module")
+def one():
+    """The record of an attack that states nothing."""
     digits = data.load("mnist5k")
-    one = simulate(
+    return simulate(
         nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
         digits.batch(torch.tensor([0])),
         attack=BLIND,
         **OFF,
     ).assessment
 
+
+def test_many_experiments_are_many_tries(one):
     def run(level, **more):
         return replace(one, verdict=ATTRIBUTE, facts=(read("yes", level=level),), **more)
 
@@ -84,14 +88,7 @@ def test_many_experiments_are_many_tries():
     assert of_configuration([run(0.01), run(0.01), run(0.01)]) == ATTRIBUTE
 
 
-def test_one_list_of_words_of_many_is_chance():
-    digits = data.load("mnist5k")
-    one = simulate(
-        nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
-        digits.batch(torch.tensor([0])),
-        attack=BLIND,
-        **OFF,
-    ).assessment
+def test_one_list_of_words_of_many_is_chance(one):
     silent = replace(one, verdict=UNDECIDED)
 
     def named(level, **more):

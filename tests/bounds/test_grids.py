@@ -165,3 +165,15 @@ def test_edge_that_never_comes():
 @pytest.mark.parametrize("guess", [0, 1, 900, 1000, 5000, 2**30])
 def test_last_that(last, guess):
     assert last_that(lambda count: count <= last, guess) == last
+
+
+def test_mass_that_is_left_out_is_lost_to_the_bound(monkeypatch):
+    """However much is left out, the bound does not fall."""
+    parts, logs = [(1.0, 0.1, 9), (2.0, 0.3, 4)], np.log([1e-4, 0.1])
+    whole = mixed_steps.visible_upper(parts, logs)
+    for faint in (1e-6, 1e-3):
+        mixed_steps._gains.cache_clear()
+        monkeypatch.setattr(mixed_steps, "FAINT", faint)
+        assert np.all(mixed_steps.visible_upper(parts, logs) >= whole * (1 - 1e-12))
+    assert mixed_steps.visible_upper(parts, logs)[0] > whole[0] * 1.01
+    mixed_steps._gains.cache_clear()

@@ -138,7 +138,7 @@ def test_float32_is_as_exact_as_autograd(judge, name):
         wide = [t.double() if t.is_floating_point() else t for t in given]
         truths = judge.autograd(exact, *wide)
         plain, mine = judge.autograd(task, *given), judge.mine(engine, *given)
-        judge.as_exact(mine, plain, truths)
+        judge.as_exact(mine, truths, plain)
 
 
 @pytest.mark.parametrize("name", ["simple_convnet", "residual"])
