@@ -22,9 +22,14 @@ FEWEST = 40
 NEAREST = 10
 """Number of nearest neighbors that vote."""
 FEW_VALUES = 40
-"""A part with at most this many values in the fitted examples is classified, others regressed."""
+"""A part of at most this many values, of which none matches another, is classified.
+
+Others are regressed.
+"""
 ROUNDS = 60
 """Iterations of gradient boosting."""
+LEAVES = 8
+"""Most leaves of its trees: with more, new rows are completed less often."""
 NAMED = 500
 """Most examples of a group that vote."""
 TIED = 64
@@ -153,11 +158,17 @@ def _boosted(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
         levels, label = np.unique(values, return_inverse=True)
         if len(levels) == 1:
             continue
-        classified = len(levels) <= FEW_VALUES
+        classified = len(levels) <= FEW_VALUES and np.diff(levels).min() > 1
         kind = HistGradientBoostingClassifier if classified else HistGradientBoostingRegressor
         # The median is within a tolerance more often than the mean.
         more = {} if classified else {"loss": "absolute_error"}
-        model = kind(max_iter=ROUNDS, early_stopping=False, random_state=0, **more)
+        model = kind(
+            max_iter=ROUNDS,
+            max_leaf_nodes=LEAVES,
+            early_stopping=False,
+            random_state=0,
+            **more,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(known, label.reshape(-1) if classified else values)
