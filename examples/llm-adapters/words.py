@@ -1,4 +1,4 @@
-"""The words in each clinic's notes, from its adapters alone: `python words.py seen`.
+"""Words in each clinic's notes, from its adapters alone: `python words.py seen`.
 
 The clinics' own notes are read only to count how many words are right.
 """
@@ -9,15 +9,20 @@ from pathlib import Path
 from adapters.task import NOTES, PLACES, build, notes, texts
 
 from leakbound import captured
-from leakbound.attacks import AdapterPursuit
+from leakbound.attacks import AdapterWords
 from leakbound.core import Task
 from leakbound.domains import TokenDomain
 
-RATE, STEPS = 0.1, 4
+TRAINING = captured.TrainingInfo(
+    examples=NOTES,
+    learning_rate=2e-4,
+    steps=10,
+    optimizer="adamw",
+)
 
 
 def found(folder: Path):
-    """By file: the words that the adapters reveal, whether that is certain, and the true ones."""
+    """By file: the words that the adapters reveal, and the true ones."""
     words = texts().words
     domain = TokenDomain(len(words), PLACES, 0, words)
     task = Task.of(build(), domain=domain, loss="next_token", classes=len(words))
@@ -26,19 +31,18 @@ def found(folder: Path):
             captured.load(path, path.parent / "before.safetensors"),
             task,
             input_shape=(PLACES,),
-            training=captured.TrainingInfo(examples=NOTES, learning_rate=RATE, steps=STEPS),
+            training=TRAINING,
         )
-        answer = AdapterPursuit().found(seen)
-        own = {words[token] for token in notes(number)[:, :-1].flatten().tolist()}
-        yield path.name, {words[token] for token in answer.tokens}, answer.certain, own
+        tokens = AdapterWords().found(seen).clear
+        own = {words[token] for token in notes(number).flatten().tolist()}
+        yield path.name, {words[token] for token in tokens}, own
 
 
 def main() -> None:
     """Print them."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "seen")
-    for name, told, certain, own in found(folder):
-        sure = "certain" if certain else "likely"
-        print(f"{name}: {len(told)} words ({sure}), {len(told & own)} of {len(own)} true ones")
+    for name, told, own in found(folder):
+        print(f"{name}: {len(told)} words, {len(told & own)} of {len(own)} true ones")
         print("  " + " ".join(sorted(told, key=len, reverse=True)[:12]))
 
 

@@ -119,6 +119,24 @@ def test_a_sent_adapter_gives_its_tokens_on_the_command_line(tmp_path, capsys, o
     assert "client" in out
 
 
+def test_a_tokenizer_gives_words_in_place_of_numbers(tmp_path, capsys, own_base, ids):
+    tokenizers = pytest.importorskip("tokenizers")
+    sent = server(tmp_path / "server", own_base)
+    back = client(tmp_path / "client", own_base, sent, ids, ids)
+    texts = {f"w{token}x": token for token in range(V)}
+    held = tokenizers.Tokenizer(tokenizers.models.WordLevel(texts, unk_token="w0x"))
+    held.save(str(tmp_path / "tokenizer.json"))
+    words = ["--update", back, "--adapter", sent, "--model", "own_base:build", *TOLD]
+    words += ["--input-shape", str(N), "--tokenizer", tmp_path / "tokenizer.json"]
+    code, out, _ = attack(capsys, *words, "--attack", "adapter_pursuit", "--json")
+    assert code == EXPOSED_CODE
+    (fact,) = json.loads(out)[0]["facts"]
+    assert set(fact["items"]) == {f"w{token}x" for token in ids[0, :-1].tolist()}
+    code, _, err = attack(capsys, *words, "--vocabulary", 8)
+    assert code == 2
+    assert f"has {V} tokens, and the model 8" in err.replace("\n", " ")
+
+
 def test_peft_to_tokens_on_the_command_line(tmp_path, capsys, monkeypatch, ids):
     """PEFT trains and saves; what the server holds is attacked without PEFT."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")

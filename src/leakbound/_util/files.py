@@ -131,7 +131,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, is too large, or is no TOML in UTF-8.
     """
-    content = _limited(path, what, MOST_TOML)
+    content = read_bytes(path, what, most=MOST_TOML)
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
@@ -147,7 +147,7 @@ def read_json(
     most: int,
 ) -> dict[str, Any]:
     """The object in a JSON file of at most `most` bytes; as `read_toml`."""
-    content = _limited(path, what, most)
+    content = read_bytes(path, what, most=most)
     try:
         value = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):  # lists nested thousands deep exhaust the stack
@@ -157,11 +157,13 @@ def read_json(
     return value
 
 
-def _limited(
+def read_bytes(
     path: Path,
     what: str,
+    *,
     most: int,
 ) -> bytes:
+    """A file of at most `most` bytes; `what` is its name in errors."""
     try:
         with opened(path) as stream:
             content = stream.read(most + 1)  # one more byte shows a larger file

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from leakbound import tensors
 from leakbound._util import copies, files
+from leakbound.captured.peft_models import HEADER, values_of, with_values
 from leakbound.models.transformers import AdapterLayer
+from leakbound.tensors.peft_names import is_of_peft
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -23,8 +25,6 @@ MOST_JSON = 2**20
 """The most bytes of a configuration."""
 MOST_RANK = 2**14
 """The largest rank that is accepted from a file."""
-HEADER = 2**22
-"""Bytes that a file may hold besides the tensors that its configuration names."""
 _PREFIX = "base_model.model."
 _LONG = (
     (".lora_A.default.", ".lora_A."),
@@ -111,7 +111,10 @@ def read_config(path: Path) -> AdapterConfig:
     settings = files.read_json(path, f"adapter config {what}", most=MOST_JSON)
     kind = settings.get("peft_type")
     if kind != "LORA":
-        raise ValueError(f"{what}: peft_type is {kind!r}; give a LoRA adapter (LORA)")
+        raise ValueError(
+            f"{what}: peft_type is {kind!r}; this and other adapters than LoRA need PEFT's own "
+            "model, as get_peft_model returns it, in place of the base"
+        )
     for name, why in _CHANGED.items():
         if settings.get(name):
             raise ValueError(f"{what}: {name} is set ({why}); give an adapter without it")
@@ -119,7 +122,7 @@ def read_config(path: Path) -> AdapterConfig:
     if not any(start is one or start == one for one in _INITIAL):
         raise ValueError(
             f"{what}: init_lora_weights is {start!r}, which changes the base or is unknown; give "
-            "an adapter that starts from the base's own weights"
+            "PEFT's own model, as get_peft_model returns it, in place of the base"
         )
     if settings.get("bias", "none") != "none":
         raise ValueError(f"{what}: bias is {settings['bias']!r}; give an adapter with bias 'none'")
@@ -159,12 +162,15 @@ def read_adapter(
     without tensors in the file has no adapter. `update` is what a client sent, in the same form:
     tensors that are missing there were not sent, and are frozen.
 
+    Of LoRA and DoRA, `base` is the base. Of any other kind it is PEFT's own model, such as
+    `get_peft_model` returns; its configuration counts, and none is read.
+
     Sizes are checked before memory is allocated. Patterns in the configuration are compared with
     the ends of module names, and are never run as regular expressions.
 
     Raises:
-        ValueError: a file is damaged or too large, the adapter is no plain LoRA or belongs to
-            another base, or the base is quantized.
+        ValueError: a file is damaged or too large, the adapter belongs to another base, is of a
+            kind that is not read, or the base is quantized.
 
     Example:
         >>> import tempfile, torch
@@ -180,8 +186,21 @@ def read_adapter(
         >>> model[0].scale, [name for name, p in model.named_parameters() if p.requires_grad]
         (2.0, ['0.lora_A.weight', '0.lora_B.weight'])
     """
-    path, config = _located(adapter, "adapter")
+    path = _located(adapter, "adapter")
     _refuse_quantized(base)
+    model = with_values(path, base) if is_of_peft(base) else _with_layers(path, base)
+    if update is not None:
+        sent = sent_tensors(update, base)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name in sent)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"update is {str(update)!r}, which has no tensor of the adapter")
+    return model
+
+
+def _with_layers(path: Path, base: nn.Module) -> nn.Module:
+    """A copy of the base with layers of ours around those that a LoRA adapts."""
+    config = read_config(path.with_name(CONFIG))
     named = _read(path, config, base)
     for key, value in named.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
@@ -216,12 +235,6 @@ def read_adapter(
                 setattr(saved, name, nn.Parameter(value.clone()))
             else:
                 saved.register_buffer(name, value.clone())
-    if update is not None:
-        sent = sent_tensors(update, base)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and name in sent)
-        if not any(p.requires_grad for p in model.parameters()):
-            raise ValueError(f"update is {str(update)!r}, which has no tensor of the adapter")
     return model
 
 
@@ -233,11 +246,13 @@ def sent_tensors(update: Path | str, base: nn.Module) -> dict[str, Tensor]:
     Raises:
         ValueError: as `read_adapter`.
     """
-    path, config = _located(update, "update")
-    return _read(path, config, base)
+    path = _located(update, "update")
+    if is_of_peft(base):
+        return values_of(path, base)
+    return _read(path, read_config(path.with_name(CONFIG)), base)
 
 
-def _located(place: Path | str, what: str) -> tuple[Path, AdapterConfig]:
+def _located(place: Path | str, what: str) -> Path:
     path = Path(place)
     path = path / WEIGHTS if path.is_dir() else path
     pickled = path if path.exists() else path.with_suffix(".bin")
@@ -246,10 +261,16 @@ def _located(place: Path | str, what: str) -> tuple[Path, AdapterConfig]:
             f"{what} is {str(pickled)!r}, a pickle that can run code when opened; save it with "
             "save_pretrained(..., safe_serialization=True)"
         )
+    steps = sorted(path.parent.glob(f"checkpoint-*/{WEIGHTS}")) if not path.exists() else []
+    if steps:
+        raise ValueError(
+            f"{what} is {str(place)!r}, a folder of a trainer; give one of its checkpoints, such "
+            f"as {str(steps[-1].parent)!r}"
+        )
     files.check_regular(path, what)
     if path.suffix != ".safetensors":
         raise ValueError(f"{what} is {str(path)!r}; give a folder or a .safetensors file")
-    return path, read_config(path.with_name(CONFIG))
+    return path
 
 
 def _read(

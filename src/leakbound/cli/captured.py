@@ -13,7 +13,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from leakbound import captured, registry, tensors
+from leakbound import captured, data, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
 from leakbound._util.results import Fact
@@ -166,15 +166,19 @@ def _settings(
         shape = domain.shape
     else:
         shape = _shape(command.input_shape or about.get("input_shape", ""))
-    if command.vocabulary is not None:
+    words: tuple[str, ...] = ()
+    if command.tokenizer is not None:
+        words = data.token_words(command.tokenizer, command.vocabulary)
+    vocabulary = command.vocabulary or len(words)
+    if vocabulary:
         if schema is not None or len(shape) != 1:
             raise ValueError(
-                f"vocabulary is {command.vocabulary}, for sequences of tokens; give their length "
+                f"vocabulary is {vocabulary}, for sequences of tokens; give their length "
                 "(--input-shape 32), and no schema"
             )
-        domain = TokenDomain(command.vocabulary, shape[0])
+        domain = TokenDomain(vocabulary, shape[0], words=words)
         if classes is None:  # otherwise it classifies whole sequences
-            classes = command.vocabulary
+            classes = vocabulary
             loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss
     return Settings(
         shape,

@@ -8,5 +8,15 @@ from leakbound.data import federated
 from leakbound.data.schema import Schema
 from leakbound.data.sources import SOURCES, Dataset, load
 from leakbound.data.splits import split, without_copies
+from leakbound.data.tokenizer import token_words
 
-__all__ = ["SOURCES", "Dataset", "Schema", "federated", "load", "split", "without_copies"]
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "Schema",
+    "federated",
+    "load",
+    "split",
+    "token_words",
+    "without_copies",
+]

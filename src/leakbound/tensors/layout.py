@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound.task import Task, weight_names
+from leakbound.tensors.peft_names import is_of_peft, renamed
 
 Named = Mapping[str, Tensor]
 """Tensors by name, as `model.state_dict()` names them."""
@@ -183,6 +184,8 @@ def by_name(
             )
     # Only as many prefixes as needed: `model.` may also be the name of a part.
     held = next((some for some in _unwrapped(held) if task.names & set(some)), held)
+    if not task.names & set(held) and is_of_peft(task.model):
+        held = renamed(task.model, held)
     if not task.names & set(held) and all(map(unnamed, held)):
         return _by_position(task, held, what)
     for name, canonical in _first_names(task.model).items():

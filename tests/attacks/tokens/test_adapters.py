@@ -411,7 +411,7 @@ def llama(
     *,
     start: float = 0.02,
     dtype: torch.dtype = torch.float32,
-    dora: bool = False,
+    kind: str = "lora",
 ):
     """A small Llama-like model with PEFT's adapters on queries and values."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
@@ -427,12 +427,14 @@ def llama(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lora = peft.LoraConfig(
-            r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj"], use_dora=dora
-        )
-        model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
+        given = {"lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
+        if kind == "adalora":
+            adapter = peft.AdaLoraConfig(init_r=rank, total_step=100, **given)
+        else:
+            adapter = peft.LoraConfig(r=rank, use_dora=kind == "dora", **given)
+        model = peft.get_peft_model(transformers.LlamaForCausalLM(config), adapter)
         for name, p in model.named_parameters():
-            if "lora_B" in name and start:
+            if ("lora_B" in name or "lora_E" in name) and start:
                 nn.init.normal_(p, std=start)
     return model.eval().to(dtype)
 
@@ -480,10 +482,35 @@ def test_llama_gives_its_tokens(rank, size):
         assert found.certain == (len(wanted) < (64 + 2 * rank) / 2)
 
 
-def test_adapters_that_are_no_layers_of_their_own_are_named_as_such():
-    ids = drawn(0, 1, 8, 300)
-    observation = seen(llama(0, 4, dora=True), ids, labels=ids, words=300)
-    with pytest.raises(NotApplicable, match=r"does not call .* as with DoRA or AdaLoRA"):
+@pytest.mark.parametrize("kind", ["dora", "adalora"])
+def test_adapters_that_are_no_layers_of_their_own_give_their_tokens(kind):
+    """PEFT calls A of DoRA on the identity, too, and A of AdaLoRA is no module."""
+    for seed in range(3):
+        ids = drawn(seed, 1, 8, 300)
+        observation = seen(llama(seed, 4, kind=kind), ids, labels=ids, words=300)
+        found = AdapterPursuit().found(observation)
+        assert set(found.tokens) == set(ids[:, :-1].flatten().tolist())
+        assert found.certain
+
+
+class Uncalled(nn.Module):
+    """An adapter whose weights are used, and whose modules are never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(60, 32).requires_grad_(False)
+        self.query = nn.Module()
+        self.query.lora_A = nn.Linear(32, 4, bias=False)
+        self.query.lora_B = nn.Linear(4, 32, bias=False)
+
+    def forward(self, ids):
+        change = self.query.lora_B.weight @ self.query.lora_A.weight
+        return (self.words(ids) @ change.T).mean(1)
+
+
+def test_an_adapter_that_nothing_calls_is_named_as_such():
+    observation = seen(Uncalled(), drawn(0, 1, 8))
+    with pytest.raises(NotApplicable, match=r"calls neither 'query\.lora_A' nor the layer"):
         AdapterPursuit().found(observation)
 
 

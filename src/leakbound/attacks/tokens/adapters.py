@@ -209,24 +209,24 @@ class FirstLayer:
         hook = ""
         by_place = False
         for pair in pairs:
-            try:
-                seen = inputs_of(task, pair.hook, drawn).double().cpu()
-            except NotApplicable:
+            called = _called(task, pair, drawn)
+            if called is None:
                 not_called.append(pair.hook)
                 continue
+            seen = inputs_of(task, called, drawn).double().cpu()
             if first is None:
-                alone = inputs_of(task, pair.hook, every).double().cpu()
+                alone = inputs_of(task, called, every).double().cpu()
                 if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
                     continue
                 first = seen
-                hook = pair.hook
+                hook = called
                 by_place = _differ(alone, alone[:, :1])
             if first.shape == seen.shape and not _differ(first, seen):
                 kept.append(pair)
         if not kept and not_called:
             raise NotApplicable(
-                f"the model does not call {not_called[0]!r} on the layer's inputs, as with "
-                "DoRA or AdaLoRA; this attack does not cover such adapters, and nothing says that "
+                f"the model calls neither {not_called[0]!r} nor the layer around it on the "
+                "layer's inputs; this attack does not cover such adapters, and nothing says that "
                 "they reveal less"
             )
         if not kept:
@@ -234,6 +234,20 @@ class FirstLayer:
                 "no adapter gets the first attention layer's inputs: those of the others mix places"
             )
         return FirstLayer(tuple(kept), hook, by_place)
+
+
+def _called(
+    task: Task,
+    pair: Pair,
+    sequences: Tensor,
+) -> str | None:
+    """The module that gets the inputs of an adapter: A, or the layer of an adapter like DoRA."""
+    layer, adapter, _ = pair.hook.partition(".lora_A")
+    for name in (pair.hook, *((layer,) if adapter else ())):
+        with suppress(NotApplicable):
+            inputs_of(task, name, sequences)
+            return name
+    return None
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

@@ -105,10 +105,14 @@ def words(
     level: float | None,
     assumes: str,
 ) -> tuple[Fact, ...]:
-    """The fact that these tokens occur in the batch; none without a token."""
+    """The fact that these tokens occur in the batch; none without a token.
+
+    Those are listed first that may be of a person.
+    """
     if not tokens:
         return ()
-    shown = domain.text(torch.tensor(tokens[:LISTED]))
+    told = sorted(tokens, key=lambda token: _telling(domain, token))
+    shown = domain.text(torch.tensor(told[:LISTED]))
     return (
         Fact(
             kind="words",
@@ -118,6 +122,17 @@ def words(
             assumes=assumes,
         ),
     )
+
+
+def _telling(domain: TokenDomain, token: int) -> tuple[bool, ...]:
+    """Sort key: numbers first, then names, other words, and parts of words."""
+    if not domain.words:
+        return ()
+    text = domain.words[token]
+    number = any(letter.isdigit() for letter in text)
+    name = text[:1].isupper() and text[1:].islower()
+    word = text.isalpha() and len(text) > 3
+    return not number, not name, not word
 
 
 def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
