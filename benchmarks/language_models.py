@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import stored
 
 PAGE = stored.FOLDER / "language_models.json"
+HEADING = "Words found"
 WORDS = (
     "What `adapter_words` states of the words of one client, from PEFT's files "
     "(`benchmarks/language_models.py`). A Llama-like model of two layers has a real word table, "
@@ -319,19 +320,26 @@ def main(name: str, folder: str, seeds: str = "5", *which: str) -> None:
         rows.append(row(name, folder, training, int(seeds)))
         print(" | ".join(rows[-1]), flush=True)
     if not which:
-        write(name, rows)
+        held = sections().get(HEADING, [{"rows": []}])[-1]["rows"]
+        others = [row for row in held if row[0].partition(",")[0] != name]
+        measured = {"columns": HEADS, "align": "llllrrrrrr", "rows": others + rows}
+        write(HEADING, [WORDS, measured])
 
 
-def write(name: str, rows: list[list[str]]) -> None:
-    """Write the page; lines of other word tables stay."""
-    others: list[list[str]] = []
-    if PAGE.exists():
-        (section,) = json.loads(PAGE.read_text("utf-8"))["sections"]
-        others = [row for row in section["body"][-1]["rows"] if row[0].partition(",")[0] != name]
-    measured = {"columns": HEADS, "align": "llllrrrrrr", "rows": others + rows}
+def sections() -> dict[str, list[Any]]:
+    """What the page holds, by heading."""
+    if not PAGE.exists():
+        return {}
+    held = json.loads(PAGE.read_text("utf-8"))["sections"]
+    return {section["heading"]: section["body"] for section in held}
+
+
+def write(heading: str, body: list[Any]) -> None:
+    """Write a section of the page; others stay."""
+    every = sections() | {heading: body}
     page = {
         "title": "Language models",
-        "sections": [{"heading": "Words found", "body": [WORDS, measured]}],
+        "sections": [{"heading": name, "body": held} for name, held in every.items()],
     }
     PAGE.write_text(stored.dumps(page), "utf-8")
 
