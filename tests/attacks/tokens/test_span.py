@@ -347,6 +347,29 @@ def test_models_of_transformers(kind):
         assert found.problem is None
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize(("rank", "count", "length"), [(8, 1, 8), (24, 3, 10)])
+def test_adapters_that_get_one_input_count_together(rank, count, length, steps):
+    """A first query has no gradient, and fewer rows than tokens span no sequence."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    for seed in range(2):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            lora = peft.LoraConfig(r=rank, target_modules=["q_proj", "v_proj"])
+            model = peft.get_peft_model(peer(transformers, "llama", seed), lora).eval()
+            for name, p in model.named_parameters():
+                if "lora_B" in name:
+                    nn.init.normal_(p, std=0.02)
+        ids = torch.stack([torch.randperm(WORDS)[:length] for _ in range(count)])
+        result = answer(seen("rotary", ids, plan=LocalPlan(steps, 0.02), model=model))
+        found = {tuple(row) for row in result.inputs[:, :-1].tolist()}
+        assert found == {tuple(row) for row in ids[:, :-1].tolist()}
+        assert result.problem  # nothing shows the last token
+        assert ("several local steps" in result.problem) == (steps > 1)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "encoder"])
 def test_a_limit_on_time_ends_the_search(kind):
     """It ran without a look at the clock until it had tried every token and prefix."""

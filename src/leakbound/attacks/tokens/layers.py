@@ -349,9 +349,9 @@ def readers(task: Task) -> list[Readers]:
     last = base.clone()
     first[:, 0] = _another(base, other, 0)
     last[:, -1] = _another(base, other, -1)
-    seen = [_calls(task, ids.to(device)) for ids in (base, first, last)]
+    calls = [_calls(task, ids.to(device)) for ids in (base, first, last)]
     groups: list[tuple[dict[str, tuple[str, bool]], Tensor]] = []
-    for name, value in seen[0].items():
+    for name, value in calls[0].items():
         held = _matrix(task.model.get_submodule(name))
         fits = value is not None and value.ndim == 3 and value.shape[:2] == base.shape
         if not fits or held is None or not value.is_floating_point():
@@ -359,17 +359,19 @@ def readers(task: Task) -> list[Readers]:
         matrix, flip = held
         if id(matrix) not in names:
             continue
-        # Queries, keys and values get one tensor.
-        if not groups or not torch.equal(groups[-1][1], value):
-            groups.append(({}, value))
-        groups[-1][0][name] = names[id(matrix)], flip
+        # Queries, keys and values get one tensor, and so do their adapters, between other calls.
+        same = next((group for group, seen in groups if torch.equal(seen, value)), None)
+        if same is None:
+            same = {}
+            groups.append((same, value))
+        same[name] = names[id(matrix)], flip
     readers_in_order = []
     for weights, value in groups:
         name = next(iter(weights))
         # Changes below rounding count as none.
         size = float(value.norm(dim=-1).mean()) * SAME
-        ahead = (seen[1][name] - value).norm(dim=-1)[0, 1:]
-        back = (seen[2][name] - value).norm(dim=-1)[0]
+        ahead = (calls[1][name] - value).norm(dim=-1)[0, 1:]
+        back = (calls[2][name] - value).norm(dim=-1)[0]
         behind = bool((back[:-1] > size).any())
         mixes = behind or bool((ahead > size).any())
         first_token = float(ahead[-1]) if len(ahead) else 0.0
