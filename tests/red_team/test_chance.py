@@ -39,7 +39,7 @@ def many(found: dict[str, attacks.Attack], sizes: tuple[int, ...], seeds: range,
 
 @pytest.mark.parametrize("name", KINDS)
 def test_few_runs_are_exposed(name):
-    each, total = many(CHEAP, (1, 8), range(4), name)
+    each, total = many(CHEAP, (1, 8), range(6), name)
     assert total.runs > 30
     assert total.exposed <= total.most, each
 
