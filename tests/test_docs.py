@@ -285,9 +285,21 @@ def test_what_is_runnable():
         assert not runnable(words), words
 
 
+OF_ALL_DIGITS = (
+    "bound --noise-multiplier 0.05 --data mnist5k --out runs/risk",
+    "calibrate --target 'psnr>=30 with probability<=0.01' --data mnist5k --steps 3 --prior mixture",
+)
+"""Count the neighbors of 5,000 digits, or fit a mixture to them: ten seconds or more."""
+OF_THE_WHEEL = ["audit --quick"]
+"""CI runs it from the installed wheel, twice."""
+
+
 def runnable_commands():
     found = [*(own.values[0] for own in commands()), *mentioned()]
-    return sorted({shlex.join(words) for words in found if runnable(words)})
+    known = sorted({shlex.join(words) for words in found if runnable(words)})
+    slow = {*OF_ALL_DIGITS, *OF_THE_WHEEL}
+    assert slow <= {*known}
+    return [pytest.param(one, marks=[pytest.mark.slow] if one in slow else []) for one in known]
 
 
 @pytest.mark.parametrize("command", runnable_commands())

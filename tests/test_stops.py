@@ -135,7 +135,6 @@ def lines(path):
     [
         (1, "native", signal.SIGINT),
         (1, "script", signal.SIGTERM),
-        (2, "native", signal.SIGINT),
         (2, "native", signal.SIGTERM),
     ],
 )

@@ -120,8 +120,26 @@ def test_public_rows_are_split_once():
     assert torch.equal(one.inputs, halves(batch(inputs))[0].inputs)
 
 
-@pytest.mark.parametrize("size", [1, 8])
-@pytest.mark.parametrize("name", ["german", "diabetes", "breast_cancer", "wine", "iris"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("german", 1),
+        ("german", 8),
+        ("diabetes", 8),
+        ("breast_cancer", 1),
+        ("iris", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("diabetes", 1),
+                ("breast_cancer", 8),
+                ("wine", 1),
+                ("wine", 8),
+                ("iris", 8),
+            ]
+        ),
+    ],
+)
 def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
     """400 trials on a built-in table: half guess the median row, half random public rows."""
     table = data.load(name)

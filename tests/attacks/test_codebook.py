@@ -209,7 +209,12 @@ def expected(planted, near, noise, *, weighted=True):
 
 
 @pytest.mark.parametrize(
-    ("psnr", "noise", "count"), [(15.0, 0.3, 400), (15.0, 0.7, 400), (20.0, 0.3, 4000)]
+    ("psnr", "noise", "count"),
+    [
+        (15.0, 0.3, 400),
+        (15.0, 0.7, 400),
+        pytest.param(20.0, 0.3, 4000, marks=pytest.mark.slow),
+    ],
 )
 def test_through_the_protocol_it_attains_its_law(task, digits, psnr, noise, count):
     within = 10 ** (-psnr / 10)

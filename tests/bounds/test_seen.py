@@ -65,7 +65,7 @@ def candidates(public, labels, draw):
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "mixture"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_no_candidate_made_of_public_images_is_above_it_on_held_out_ones(kind, seed):
     found = data.load("mnist5k")
     rows, labels = found.inputs.flatten(1).double().numpy(), found.labels.numpy()

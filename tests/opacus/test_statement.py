@@ -14,7 +14,7 @@ from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.knowledge import informed
-from leakbound.opacus import risk
+from leakbound.opacus import risk, statement
 from leakbound.risk import TrainingSetting, corridor
 from leakbound.risk.corridor import epsilon
 
@@ -160,7 +160,13 @@ def test_the_lower_edge_is_attained_by_playing_the_attack(participation):
     assert sharper.attained > hits + spread
 
 
-def test_merging_settings_only_adds_risk(monkeypatch):
+@pytest.fixture
+def without_gain(monkeypatch):
+    """The gain asks for the bound at many prior successes: slow, and not looked at."""
+    monkeypatch.setattr(statement, "largest_gain", lambda *given, **named: (math.nan, math.nan))
+
+
+def test_merging_settings_only_adds_risk(without_gain, monkeypatch):
     monkeypatch.setattr(mixed, "epsilon", lambda *given, **named: math.nan)  # slow, not looked at
     noises = np.geomspace(0.8, 2.0, 20)
     history = [(float(s), 0.01 + 3e-5 * i, 15) for i, s in enumerate(noises)]
@@ -201,7 +207,7 @@ def test_before_the_first_step_there_is_a_guess_and_no_more():
     assert "no step" in str(found)
 
 
-def test_a_prior_moves_the_success_bound_alone():
+def test_a_prior_moves_the_success_bound_alone(without_gain):
     images = np.random.default_rng(0).normal(0.2, 0.1, (80, 16)).clip(0, 1)
     prior = record_priors.GaussianImages.from_samples(images, components=4)
     plain, sharp = risk(MIXED, prior=SPHERE, **ASK), risk(MIXED, prior=prior, **ASK)
@@ -215,7 +221,7 @@ def test_a_prior_moves_the_success_bound_alone():
 
 @pytest.mark.parametrize("prior", [None, KnownNorm(16)])
 @pytest.mark.parametrize("history", [[], MIXED, [(1.0, 1.0, 1)]])
-def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
+def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history, without_gain):
     """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""
     found = risk(history, prior=prior, **ASK)
     assert (found.bound, found.log_kappa) == (None, None)
@@ -250,7 +256,7 @@ def test_what_a_person_and_a_program_read():
     assert "EXPERIMENT" not in str(quiet) + quiet._repr_html_()
 
 
-def test_psnr_and_range_are_an_eta():
+def test_psnr_and_range_are_an_eta(without_gain):
     a = risk(MIXED, dim=16, norm=1.0, psnr=15, input_range=2.0, prior=SPHERE)
     b = risk(MIXED, dim=16, norm=1.0, eta=4 / 10**1.5, prior=SPHERE)
     assert (a.eta, a.attained, a.bound) == pytest.approx((b.eta, b.attained, b.bound))

@@ -180,7 +180,14 @@ def stated(scene, psnr: float, unit: str) -> tuple[float, object]:
     return float(value), seen
 
 
-@pytest.mark.parametrize("scene", SCENES)
+ONE_OF_EACH = ("local", "shares", "fixed size")
+"""Of each way to add noise one: clients alone, shares of a sum, the server in sampled rounds."""
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [one if one in ONE_OF_EACH else pytest.param(one, marks=pytest.mark.slow) for one in SCENES],
+)
 def test_no_adversary_is_above_a_statement_on_clients(scene):
     """The statement on one example of a client, and the one on any of its 20."""
     domain = domains.mnist()

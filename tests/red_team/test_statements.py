@@ -21,7 +21,8 @@ from .adversaries import ADVERSARIES, Sample
 from .matrix import LEAST, Statement
 
 NAMES = [adversary.name for adversary in ADVERSARIES]
-FAST = [(20.0, 0.3), (20.0, 1.0), (25.5, 0.3), (25.5, 1.0)]
+NOISE = {("digits", False): 0.3}
+"""Else 1: less noise leaves statements on the table, and on digits with labels, near 1."""
 DOMAINS = {"digits": domains.mnist, "table": lambda: domains.table("breast_cancer")}
 
 
@@ -34,10 +35,9 @@ def stated(domain, labeled, psnr, noise):
 @pytest.mark.parametrize("name", DOMAINS)
 def test_no_adversary_is_above_a_statement(name, labeled):
     domain = DOMAINS[name]()
-    for psnr, noise in FAST:
-        one = stated(domain, labeled, psnr, noise)
-        if one.value >= matrix.OPEN:
-            continue
+    for psnr in (20.0, 25.5):
+        one = stated(domain, labeled, psnr, NOISE.get((name, labeled), 1.0))
+        assert one.value < matrix.OPEN
         pairs = matrix.attack(one)
         assert [pair.adversary for pair in pairs] == NAMES
         assert [pair for pair in pairs if pair.beaten] == []
@@ -48,11 +48,9 @@ def test_no_adversary_is_above_a_statement(name, labeled):
 @pytest.mark.parametrize("name", DOMAINS)
 def test_no_mean_error_is_below_a_bound(name, labeled):
     domain = DOMAINS[name]()
-    for noise in (0.3, 1.0):
-        one = stated(domain, labeled, 20.0, noise)
-        if one.value < matrix.OPEN:
-            bound, least, who = matrix.mean_errors(one)
-            assert bound <= least, who
+    one = stated(domain, labeled, 20.0, NOISE.get((name, labeled), 1.0))
+    bound, least, who = matrix.mean_errors(one)
+    assert bound <= least, who
 
 
 @pytest.mark.parametrize("gamma", [0.05, 0.02])

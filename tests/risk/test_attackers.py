@@ -93,7 +93,7 @@ def test_the_command_shows_three_lines(capsys):
     ("words", "message"),
     [
         (["--data", "german", "--known", "zip"], "known names 'zip'"),
-        (["--data", "mnist5k", "--known", "top"], "give region:"),
+        (["--data", "digits", "--known", "top"], "give region:"),
         (["--data", "german", "--known", "housing", "--prior", "these"], "leave prior out"),
         (["--dim", "9", "--norm", "1", "--known", "region:top"], "give data"),
     ],

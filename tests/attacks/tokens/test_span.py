@@ -209,10 +209,11 @@ def test_brute_force_agrees():
     assert rows(every[error < 1e-4]) == rows(answer(observation).inputs) == rows(ids)
 
 
-def test_no_wrong_certificate_in_small_trials():
-    """200 batches, many of them with repeats, short, or of few tokens."""
+@pytest.mark.parametrize("trials", [80, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_wrong_certificate_in_small_trials(trials):
+    """Many of the batches with repeats, short, or of few tokens."""
     wrong = certain = 0
-    for seed in range(200):
+    for seed in range(trials):
         kind = ("decoder", "rotary", "tied", "encoder")[seed % 4]
         count, length = 1 + seed % 3, 2 + seed % 4
         ids = tokens(count, length, seed, words=8)
@@ -220,7 +221,7 @@ def test_no_wrong_certificate_in_small_trials():
         certain += found.problem is None
         wrong += found.problem is None and rows(found.inputs) != rows(ids)
     assert wrong == 0
-    assert certain >= 80
+    assert certain >= 0.4 * trials
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
