@@ -174,7 +174,7 @@ def measured(case: Case, seed: int) -> tuple[float, bool, float]:
             attacks=case.attack,
             loss="cross_entropy" if case.family == "BERT" else "next_token",
             classes=4 if case.family == "BERT" else None,
-            seconds=120.0,
+            seconds=20.0,
         )
         result = captured.attack_update(update, model, settings, told)
         took = time.perf_counter() - began
