@@ -50,6 +50,32 @@ def drawn(seed, count=2):
     return ids.view(count, LENGTH)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("seed", [3, 6, 9, 15])
+def test_a_token_without_a_vector_of_its_own_is_not_stated(seed):
+    """BERT's row of padding is zero: its input is what all tokens share, and more of it."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=WORDS,
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=16,
+        num_labels=4,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lora = peft.LoraConfig(r=RANK, target_modules=["query", "value"])
+        base = transformers.BertForSequenceClassification(config)
+        model = peft.get_peft_model(base, lora).eval()
+    ids = 1 + drawn(seed, 4) % (WORDS - 1)
+    plan = LocalPlan(10, 2e-4, optimizer="adamw", weight_decay=0.01)
+    found = AdapterWords().found(seen(model, ids, plan=plan, words=WORDS))
+    assert set(found.clear) <= set(ids.flatten().tolist())
+
+
 def shares(found, ids):
     held = set(ids.flatten().tolist())
     return len(set(found) - held), len(set(found) & held) / len(held)

@@ -50,6 +50,10 @@ SPREAD = 0.1
 """The least share of the coordinates that an input must spread over. Numbers of one that lies along
 a few do not add up to a normal law; only marks, such as [CLS], are known to.
 """
+SHARED = 0.8
+"""A token whose input is this near to the mean of all has hardly a vector of its own, such as the
+row of padding, which is zero: it shows what all tokens share. Others are at most .73 near.
+"""
 COMMON = 4096
 """The most frequent tokens, whose echoes in other tokens are counted."""
 RARE = 10
@@ -522,7 +526,9 @@ def _clear(
     inputs = pursuit.atoms[chosen]
     spread = 1 / inputs.pow(4).sum(1).clamp_min(1e-30)
     wide = spread > SPREAD * inputs.shape[1]
-    return apart & wide
+    shared = _normalized(pursuit.atoms.mean(0, keepdim=True))
+    own = (inputs @ shared.T).abs()[:, 0] < SHARED
+    return apart & wide & own
 
 
 def _echoes(
