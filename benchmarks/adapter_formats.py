@@ -32,18 +32,22 @@ WORDS = (
     "Clients train PEFT's adapters on sentences of 16 tokens of Python's help texts; models of two "
     f"layers and width {WIDTH} have random weights (`benchmarks/adapter_formats.py`). PEFT saves "
     "what is sent and what comes back, and `attack_update` reads these files, with PEFT's own "
-    "model for other kinds than LoRA, rsLoRA and DoRA. *right*: the share of a client's different "
-    "tokens that `adapter_words` states, or of places that `token_span` or `token_matching` fill "
-    "rightly (mean, 95 % interval over clients; the last of 16 has no gradient). *wrong*: clients "
-    "of whom `adapter_words` states a wrong word; the others state none here. Seconds (median) "
-    "are of one thread of a busy processor without AVX-512."
+    "model for other kinds than LoRA, rsLoRA and DoRA. In *a later round* B is not 0 but random, "
+    "of deviation 0.02. A line says which share is right (mean, 95 % interval over clients). It is "
+    "of a client's different tokens for `adapter_words`, and of all places for the others, of "
+    "which the last of 16 has no gradient. *Wrong* counts clients of whom a wrong word is stated; "
+    "the others state none here. Seconds (median) are of one thread of a busy processor without "
+    "AVX-512."
 )
 QUERIES = {"target_modules": ["q_proj", "v_proj"]}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line: a model, an adapter with its settings, and how a client trains."""
+    """One line: a model, an adapter with its settings, and how a client trains.
+
+    `later`: in a later round B is no longer zero; here it is random, of deviation 0.02.
+    """
 
     family: str
     adapter: str
@@ -53,6 +57,7 @@ class Case:
     optimizer: str = "AdamW"
     steps: int = 10
     texts: int = TEXTS
+    later: bool = False
 
     @property
     def rank(self) -> int | None:
@@ -65,11 +70,10 @@ class Case:
         return self.adapter in ("LoRA", "rsLoRA", "DoRA")
 
 
-def by_span(rank: int, steps: int, texts: int) -> Case:
+def by_span(rank: int, steps: int, texts: int, *, later: bool = True) -> Case:
     """Whole sequences from LoRA after SGD."""
-    return Case(
-        "Llama", "LoRA", "LoraConfig", {"r": rank, **QUERIES}, "token_span", "SGD", steps, texts
-    )
+    settings = {"r": rank, **QUERIES}
+    return Case("Llama", "LoRA", "LoraConfig", settings, "token_span", "SGD", steps, texts, later)
 
 
 def by_search(adapter: str, config: str, **settings: Any) -> Case:
@@ -85,9 +89,10 @@ CASES = [
     Case("Llama", "AdaLoRA", "AdaLoraConfig", {"init_r": 8, "total_step": 100, **QUERIES}),
     Case("GPT-2", "LoRA", "LoraConfig", {"r": 8, "target_modules": ["c_attn"]}),
     Case("BERT", "LoRA", "LoraConfig", {"r": 8, "target_modules": ["query", "value"]}),
+    by_span(64, 10, 4, later=False),
     by_span(16, 10, 1),
+    by_span(64, 1, 4),
     by_span(64, 10, 4),
-    by_span(64, 30, 4),
     by_search("IA3", "IA3Config", task_type="CAUSAL_LM"),
     by_search("LoHa", "LoHaConfig", r=8, **QUERIES),
     by_search("LoKr", "LoKrConfig", r=8, **QUERIES),
@@ -129,7 +134,11 @@ def adapted(case: Case, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = getattr(peft, case.config)(**case.settings)
-        return peft.get_peft_model(base_of(case.family, seed), config).eval()
+        model = peft.get_peft_model(base_of(case.family, seed), config).eval()
+        for name, weight in model.named_parameters():
+            if case.later and "lora_B" in name:
+                nn.init.normal_(weight, std=0.02)
+        return model
 
 
 def client(case: Case, seed: int, place: Path) -> Tensor:
@@ -200,7 +209,13 @@ def main(seeds: str = "6") -> None:
         rows.append(
             [
                 case.family,
-                f"{case.adapter}, rank {case.rank}" if case.rank else case.adapter,
+                ", ".join(
+                    [
+                        case.adapter,
+                        *([f"rank {case.rank}"] if case.rank else []),
+                        *(["a later round"] if case.later else []),
+                    ]
+                ),
                 case.optimizer,
                 str(case.steps),
                 str(case.texts),

