@@ -159,7 +159,7 @@ class AttackOptions:
     """Weights sent to the client. With a file of `leakbound capture` they are found beside it."""
     adapter: Annotated[Path | None, Option("PATH")] = None
     """Adapter sent to the client: PEFT's folder or .safetensors file. --update is the client's, in
-    the same form, and --model the base of both."""
+    the same form, and --model the base of both; for other kinds than LoRA, PEFT's own model."""
     kind: Literal["auto", "gradient", "delta", "weights", "xgboost"] = "auto"
     """What the update holds. A gradient, a delta (after - before), the weights after, or trees of
     XGBoost (docs/trees.md), for which no model is needed."""

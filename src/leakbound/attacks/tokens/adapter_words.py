@@ -100,7 +100,7 @@ class AdapterWords(Attack):
     divided by the root of what frequent tokens leave in it, relative to the median token:
     frequencies of public text if there is some, else by the number of the token, as tokenizers sort
     by frequency. It counts for what sets it apart from its neighbors, and only if it spreads over
-    the coordinates. Other tokens that stand out are likely, not stated.
+    the coordinates and is not what all share. Other tokens that stand out are likely, not stated.
 
     All adapters that get these inputs count together, and so do earlier rounds of the same client,
     whether they hold the same examples or not.
