@@ -514,6 +514,29 @@ def test_an_adapter_that_nothing_calls_is_named_as_such():
         AdapterPursuit().found(observation)
 
 
+class Shared(nn.Module):
+    """One layer with an adapter at two depths, as of ALBERT."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(60, 32).requires_grad_(False)
+        self.query = nn.Module()
+        self.query.lora_A = nn.Linear(32, 4, bias=False)
+        self.query.lora_B = nn.Linear(4, 32, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for _ in range(2):
+            x = x + self.query.lora_B(self.query.lora_A(x)).tanh()
+        return x.mean(1)
+
+
+def test_an_adapter_at_several_depths_is_refused():
+    """Its change also holds inputs of later layers: 6 of 162 lists of words were wrong."""
+    with pytest.raises(NotApplicable, match=r"calls 'query\.lora_A' several times"):
+        AdapterPursuit().found(seen(Shared(), drawn(0, 1, 8)))
+
+
 @pytest.mark.parametrize("steps", [2, 8])
 def test_llama_gives_its_tokens_after_local_steps_from_zero(steps):
     for seed in range(5):

@@ -14,7 +14,16 @@ from torch.func import functional_call
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task, summed
+from leakbound.attacks.base import (
+    Answer,
+    Attack,
+    SentRow,
+    each_row,
+    rows_of,
+    seen_by,
+    seen_task,
+    summed,
+)
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.rounding import narrowest
 from leakbound.attacks.span import Span, Tolerance
@@ -218,6 +227,12 @@ class FirstLayer:
                 alone = inputs_of(task, called, every).double().cpu()
                 if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
                     continue
+                if seen_by(task, [called], drawn)[called] is None:
+                    raise NotApplicable(
+                        f"the model calls {called!r} several times, as with layers that share "
+                        "weights (ALBERT): its change is also that of later layers' inputs; this "
+                        "attack does not cover it, and nothing says that it reveals less"
+                    )
                 first = seen
                 hook = called
                 by_place = _differ(alone, alone[:, :1])
