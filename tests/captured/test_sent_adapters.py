@@ -123,15 +123,28 @@ def test_a_tokenizer_gives_words_in_place_of_numbers(tmp_path, capsys, own_base,
     tokenizers = pytest.importorskip("tokenizers")
     sent = server(tmp_path / "server", own_base)
     back = client(tmp_path / "client", own_base, sent, ids, ids)
-    texts = {f"w{token}x": token for token in range(V)}
-    held = tokenizers.Tokenizer(tokenizers.models.WordLevel(texts, unk_token="w0x"))
+    texts = {f"zq{token}zq": token for token in range(V)}
+    held = tokenizers.Tokenizer(tokenizers.models.WordLevel(texts, unk_token="zq0zq"))
     held.save(str(tmp_path / "tokenizer.json"))
     words = ["--update", back, "--adapter", sent, "--model", "own_base:build", *TOLD]
     words += ["--input-shape", str(N), "--tokenizer", tmp_path / "tokenizer.json"]
     code, out, _ = attack(capsys, *words, "--attack", "adapter_pursuit", "--json")
     assert code == EXPOSED_CODE
     (fact,) = json.loads(out)[0]["facts"]
-    assert set(fact["items"]) == {f"w{token}x" for token in ids[0, :-1].tolist()}
+    assert set(fact["items"]) == {f"zq{token}zq" for token in ids[0, :-1].tolist()}
+    # Files that may be shared hold none of them.
+    for where, options in (("open", []), ("shared", ["--no-examples"])):
+        out = tmp_path / where
+        attack(capsys, *words, "--attack", "adapter_pursuit", "--out", out, *options)
+        for name in ("records.jsonl", "report.html"):
+            text = (out / name).read_text("utf-8")
+            held = any(f"zq{token}zq" in text for token in ids[0, :-1].tolist())
+            assert held == (where == "open"), (where, name)
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "open"), "--no-examples"])
+    text = (tmp_path / "open" / "report.html").read_text("utf-8")
+    assert not any(f"zq{token}zq" in text for token in ids[0, :-1].tolist())
+    assert "words occur: (withheld)" in text
     code, _, err = attack(capsys, *words, "--vocabulary", 8)
     assert code == 2
     assert f"has {V} tokens, and the model 8" in err.replace("\n", " ")

@@ -41,6 +41,8 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 LISTED = 1000
 """Most items that a fact lists; their count has no limit."""
 FactKind = Literal["attribute", "words", "levels", "classes", "zero values", "batch statistics"]
+VALUES = ("attribute", "words", "levels")
+"""Kinds of facts whose items are values of examples."""
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,3 +70,10 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     assumes: str
     sensitive: bool = False
     examples: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+
+    @property
+    def withheld(self) -> Fact:
+        """The same without the values of examples, for files that hold no private data."""
+        if self.kind not in VALUES:
+            return self
+        return msgspec.structs.replace(self, items=(), examples=())

@@ -156,7 +156,7 @@ def judge(
             facts=facts,
             reidentified=reidentified,
         ),
-        facts=facts,
+        facts=facts if settings.pictures else tuple(fact.withheld for fact in facts),
         certificate=proof.certificate,
         layer_input=proof.layer_input,
         **({} if measured is None else measured.fields),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from leakbound._util.formats import format_upper
-from leakbound._util.results import Fact, FactKind
+from leakbound._util.results import VALUES, Fact, FactKind
 
 DOUBTED: Final = "a test found"
 GUESS: Final = "guess without an update"
@@ -37,6 +37,8 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
     items = ", ".join(each[:shown])
     left = fact.count - min(shown, len(fact.items))
     named = f"{items} and {left:,} more" if left else items
+    if not fact.items and fact.kind in VALUES:
+        named = "(withheld)"
     count = f"{fact.count:,}"
     many = fact.count != 1
     layers = len(fact.items) - shown  # the count is that of channels

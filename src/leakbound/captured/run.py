@@ -802,10 +802,11 @@ def _run(
     except NotApplicable as error:
         stops.check()
         # What the update shows without any attack belongs to the run, too.
+        facts = known_facts(case)
         return ended(
             status="not_applicable",
             reason=" ".join(error.reason.split()),
-            facts=known_facts(case),
+            facts=facts if pictures else tuple(fact.withheld for fact in facts),
         )
     except Exception as error:  # a crash is a result: recorded and counted
         stops.reraise(error)

@@ -51,6 +51,8 @@ def evidence(command: options.EvidenceCommand) -> int:
     out = _place(command)
     single(probability, delta=command.delta)
     runs = [folder.read(place) for place in command.runs]
+    if not images:
+        runs = [run.withheld() for run in runs]
     names = [PLAN]
     if len(runs) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -35,7 +35,7 @@ class TokenDomain(PartsDomain):
     vocabulary: int
     length: int
     padding: int | None = None
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = field(default=(), repr=False)
     name = "tokens"
     noun = "sequence"
     metric: ClassVar[Score] = "tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,12 @@ class Run:
     @property
     def missing(self) -> int:
         return max(0, self.info.experiments - len(self.assessments))
+
+    def withheld(self) -> Run:
+        """The same without values of examples in what updates reveal."""
+        facts = [tuple(fact.withheld for fact in a.facts) for a in self.assessments]
+        each = zip(self.assessments, facts, strict=True)
+        return dataclasses.replace(self, assessments=[replace(a, facts=some) for a, some in each])
 
     def picture(self, name: str, *, inline: bool = True) -> Strip | None:
         """A picture by file name; None if it is missing, no PNG, or not what its name says."""

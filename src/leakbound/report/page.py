@@ -111,6 +111,8 @@ def write_one(folder: Path, path: Path) -> Path:
 
 def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     """The name and text of every page; each is made when it is asked for."""
+    if not images:
+        run = run.withheld()
     summary = RunSummary(run)
     names = summary.names
     parts = pages_of(run.assessments, names)
