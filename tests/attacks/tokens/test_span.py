@@ -18,7 +18,7 @@ from leakbound.domains import TokenDomain
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import UNSCORED
 from leakbound.protocol import play
-from leakbound.randomness import stream
+from leakbound.randomness import permutation, stream
 from leakbound.testing import check_attack
 
 from .conftest import WIDTH, WORDS, decoder_or_encoder, peer, tokens
@@ -363,7 +363,7 @@ def test_adapters_that_get_one_input_count_together(rank, count, length, steps):
             for name, p in model.named_parameters():
                 if "lora_B" in name:
                     nn.init.normal_(p, std=0.02)
-        ids = torch.stack([torch.randperm(WORDS)[:length] for _ in range(count)])
+        ids = torch.stack([permutation(WORDS, stream(seed, k))[:length] for k in range(count)])
         result = answer(seen("rotary", ids, plan=LocalPlan(steps, 0.02), model=model))
         found = {tuple(row) for row in result.inputs[:, :-1].tolist()}
         assert found == {tuple(row) for row in ids[:, :-1].tolist()}
