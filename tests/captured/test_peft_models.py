@@ -45,8 +45,9 @@ def base(width=64):
         max_position_embeddings=32,
         tie_word_embeddings=False,
     )
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(settings)
 
 
 def built(kind, width=64):

@@ -29,7 +29,7 @@ Others are regressed.
 ROUNDS = 60
 """Iterations of gradient boosting."""
 LEAVES = 8
-"""Most leaves of its trees: with more, new rows are completed less often."""
+"""Most leaves of its trees: 31 take twice the time, and complete about as many new rows."""
 NAMED = 500
 """Most examples of a group that vote."""
 TIED = 64

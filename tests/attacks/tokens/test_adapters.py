@@ -493,8 +493,8 @@ def test_adapters_that_are_no_layers_of_their_own_give_their_tokens(kind):
         assert found.certain
 
 
-class Uncalled(nn.Module):
-    """An adapter whose weights are used, and whose modules are never called."""
+class Adapted(nn.Module):
+    """Frozen words and one adapter, for layers that use it oddly."""
 
     def __init__(self):
         super().__init__()
@@ -502,6 +502,10 @@ class Uncalled(nn.Module):
         self.query = nn.Module()
         self.query.lora_A = nn.Linear(32, 4, bias=False)
         self.query.lora_B = nn.Linear(4, 32, bias=False)
+
+
+class Uncalled(Adapted):
+    """Its weights are used, and its modules are never called."""
 
     def forward(self, ids):
         change = self.query.lora_B.weight @ self.query.lora_A.weight
@@ -514,15 +518,8 @@ def test_an_adapter_that_nothing_calls_is_named_as_such():
         AdapterPursuit().found(observation)
 
 
-class Shared(nn.Module):
+class Shared(Adapted):
     """One layer with an adapter at two depths, as of ALBERT."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(60, 32).requires_grad_(False)
-        self.query = nn.Module()
-        self.query.lora_A = nn.Linear(32, 4, bias=False)
-        self.query.lora_B = nn.Linear(4, 32, bias=False)
 
     def forward(self, ids):
         x = self.words(ids)

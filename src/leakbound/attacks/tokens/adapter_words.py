@@ -52,7 +52,8 @@ a few do not add up to a normal law; only marks, such as [CLS], are known to.
 """
 SHARED = 0.8
 """A token whose input is this near to the mean of all has hardly a vector of its own, such as the
-row of padding, which is zero: it shows what all tokens share. Others are at most .73 near.
+row of padding, which is zero: it shows what all tokens share. Others of two real tables and of
+random BERT are at most .73 near.
 """
 COMMON = 4096
 """The most frequent tokens, whose echoes in other tokens are counted."""

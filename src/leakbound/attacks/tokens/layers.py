@@ -107,7 +107,7 @@ def words(
 ) -> tuple[Fact, ...]:
     """The fact that these tokens occur in the batch; none without a token.
 
-    Those are listed first that may be of a person.
+    Numbers and names come first: they may identify a person.
     """
     if not tokens:
         return ()
