@@ -184,6 +184,15 @@ def test_a_page_is_written_although_no_time_was_left(client, tmp_path):
     assert "mean and variance" in (out / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "count", "searches"), [("sgd", 8, 3), ("sgd", 9, 2), ("adam", 8, 2)]
+)
+def test_few_examples_after_sgd_are_searched_by_lbfgs_too(client, optimizer, count, searches):
+    """On smooth models the other searches end far from what it reaches."""
+    known = replace(KNOWN, examples=count, optimizer=optimizer)
+    assert attacked(client, known=known, attacks=None, seconds=1e-6).unended == searches
+
+
 def test_how_far_a_cut_search_came_is_said(client):
     (record,) = attacked(client, attacks="inverting_gradients,steps=100000", seconds=1.0).records
     assert "of 100,000 steps" in record.problem

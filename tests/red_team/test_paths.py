@@ -530,3 +530,16 @@ def test_what_a_model_keeps_of_the_call_before_ends_the_path():
     task = Task.of(built(cut_mixed_with_the_last, 0).eval())
     with pytest.raises(NoPath, match=r"not always in the same way|computes"):
         path_to(task, SHAPE, "first")
+
+
+class Switched(Viewed):
+    """Its methods choose what it sees; the flags of its layers do not show it."""
+
+    def train(self, mode=True):
+        self.view = always_flipped_in_training if mode else plain
+        return super().train(mode)
+
+
+def test_a_mode_whose_method_does_more_than_to_set_flags_is_tried():
+    with pytest.raises(NoPath, match="not always in the same way"):
+        path_to(Task.of(Switched(plain)), SHAPE, "first")

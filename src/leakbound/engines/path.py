@@ -318,10 +318,24 @@ def unchanging(
 
 
 def _modes(task: Task) -> Iterator[tuple[str, nn.Module]]:
-    """Copies of the model as it was given, and in both modes: a client may train in either."""
+    """Copies of the model as it was given, and in both modes: a client may train in either. One in
+    which it was given already is left out.
+    """
     yield "as given", copies.duplicate(task.model, shared=True)
-    yield "training", copies.duplicate(task.model, shared=True).train()
-    yield "evaluation", copies.duplicate(task.model, shared=True).eval()
+    modules = list(task.model.modules())
+    given = {module.training for module in modules}
+    # A method of its own may do more than to set the flags.
+    if not all(_sets_flags(module) for module in modules):
+        given = set()
+    if given != {True}:
+        yield "training", copies.duplicate(task.model, shared=True).train()
+    if given != {False}:
+        yield "evaluation", copies.duplicate(task.model, shared=True).eval()
+
+
+def _sets_flags(module: nn.Module) -> bool:
+    methods = getattr(module.train, "__func__", None), getattr(module.eval, "__func__", None)
+    return methods == (nn.Module.train, nn.Module.eval)
 
 
 def _probes(
