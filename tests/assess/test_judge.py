@@ -1,5 +1,7 @@
 """One judge: an audit, a captured update, the meter and Opacus say the same of one update."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ import torch
 from leakbound import captured, data, models, simulate
 from leakbound.assess.judge import CONTRADICTED, Contradiction, Evidence, RiskSettings, judge
 from leakbound.assess.record import CERTIFIED, ESTIMATE, GUESSABLE
-from leakbound.attacks import LinearInversion
+from leakbound.attacks import LinearInversion, inverting_gradients
 from leakbound.bounds.counting import PublicSample
-from leakbound.core import Batch, Task, ThreatModel
+from leakbound.core import Batch, Reconstruction, Task, ThreatModel
 from leakbound.meter import Policy, measure
 from leakbound.opacus import risk
 from leakbound.protocol import send
@@ -168,6 +170,29 @@ def test_a_proof_against_the_truth_is_an_error(tmp_path):
     )
     with pytest.raises(Contradiction, match="one is wrong"):
         judge(evidence, RiskSettings())
+
+
+def test_no_bound_of_one_update_stands_beside_an_attack_on_several_rounds():
+    """What several rounds show may be more than a bound of one of them allows."""
+    from leakbound.audit.experiment import released
+
+    digits = data.load("digits")
+    public = digits.batch(torch.arange(PUBLIC))
+    model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
+    one = digits.batch(torch.arange(PUBLIC, PUBLIC + 1))
+    found = simulate(model, one, defense="dp_sgd", attack=ATTACK, public=public, classes=10)
+    seen = found.round.observation
+    release = released(found.round, _criterion(seen), seen.threat, public)
+    answer = Reconstruction(public.inputs[:1])
+    together = inverting_gradients(rounds="together")
+    alone = inverting_gradients()
+    both = replace(seen, history=(seen,))
+    for observation, attack in ((seen, together), (both, alone), (both, together)):
+        evidence = Evidence(found.assessment, observation, release, attack, answer)
+        record, _ = judge(evidence, RiskSettings())
+        assert bool(record.bounds) == (observation is seen or attack is alone)
+    assert "the attack uses 2 rounds of the client" in record.bounds_note
+    assert record.verdict == "undecided"
 
 
 def test_a_truth_that_a_fixed_candidate_meets_takes_no_proof_back():

@@ -11,7 +11,7 @@ from leakbound import models
 from leakbound._util.memory import GB, Allowed
 from leakbound.assess.verdict import of_configuration
 from leakbound.attacks.matching.cost import Cost, CostLine, StepCost
-from leakbound.captured import Settings, TrainingInfo, attack_update, budget, load
+from leakbound.captured import Settings, TrainingInfo, attack_all, attack_update, budget, load
 from leakbound.captured.run import Listener, Output
 from leakbound.client import is_frugal
 from leakbound.domains import TokenDomain
@@ -191,6 +191,16 @@ def test_few_examples_after_sgd_are_searched_by_lbfgs_too(client, optimizer, cou
     """On smooth models the other searches end far from what it reaches."""
     known = replace(KNOWN, examples=count, optimizer=optimizer)
     assert attacked(client, known=known, attacks=None, seconds=1e-6).unended == searches
+
+
+def test_rounds_of_one_client_are_also_searched_together(client):
+    model, update = client
+    rounds = [
+        replace(update, about={**update.about, "client": "1", "round": str(number)})
+        for number in (1, 2)
+    ]
+    found = attack_all(rounds, model, Settings(SHAPE, seconds=1e-6), KNOWN)
+    assert found.unended == 3 + 5  # of the first, the closed form was passed over
 
 
 def test_how_far_a_cut_search_came_is_said(client):

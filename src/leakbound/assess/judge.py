@@ -37,6 +37,10 @@ LABEL_ALONE = (
     "every column is known: no bound is stated for the label (leakbound calibrate --target "
     "'gain<=0.1 for the label' limits what an update adds)"
 )
+OF_ROUNDS = (
+    "the attack uses {} rounds of the client, and a bound of one update does not limit it: "
+    "leakbound bound --deployment limits what all rounds show"
+)
 OWN_TRAINING = frozenset({"batch size", "local steps"})
 """What is certain of a training that was run or measured here."""
 
@@ -259,7 +263,7 @@ def _reidentified(
         # nor F(1 / M) holds.
         return ()
     noise = None
-    if evidence.unbounded is None:
+    if _unbounded(evidence) is None:
         with suppress(NotApplicable):
             private = private_noise(release, settings.risk)
             noise = None if private is None else private[0]
@@ -281,15 +285,25 @@ def _reidentified(
         return ()
 
 
+def _unbounded(evidence: Evidence) -> str | None:
+    """Why no bound of the update limits the attack, if none does."""
+    rounds = len(evidence.observation.history) + 1
+    attack = evidence.attack
+    if evidence.unbounded is None and rounds > 1 and attack is not None and attack.across_rounds:
+        return OF_ROUNDS.format(rounds)
+    return evidence.unbounded
+
+
 def _limits(evidence: Evidence, settings: RiskSettings) -> Limits:
     """All bounds on the release, or why there are none; a guess without the update always counts"""
     release = evidence.release
     spec = settings.error_bound
     if _asks_label(release):
         return Limits(note=LABEL_ALONE)
-    if evidence.unbounded is not None:
+    unbounded = _unbounded(evidence)
+    if unbounded is not None:
         honest = dataclasses.replace(release.threat, server=Server.HONEST)
         guess = attained(dataclasses.replace(release, threat=honest), settings.risk)
-        return Limits(note=evidence.unbounded, attained=guess)
+        return Limits(note=unbounded, attained=guess)
     source = stream(evidence.record.seed, "bounds", spec.kind, release.cohort[0])
     return of_release(release, spec, settings.risk, source)

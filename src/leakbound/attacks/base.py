@@ -93,8 +93,17 @@ class Attack:
         """The most simulated trainings, with derivatives, before a search sees that its time is
         over; 0 if nothing is simulated. That of an attack inside counts, too.
         """
-        inner = [value for value in vars(self).values() if isinstance(value, Attack)]
-        return max((attack.step_trainings for attack in inner), default=0)
+        return max((attack.step_trainings for attack in self._inside()), default=0)
+
+    @property
+    def across_rounds(self) -> bool:
+        """Whether it uses what the same clients sent before. No bound of one update limits it then.
+        That of an attack inside counts, too.
+        """
+        return any(attack.across_rounds for attack in self._inside())
+
+    def _inside(self) -> list[Attack]:
+        return [value for value in vars(self).values() if isinstance(value, Attack)]
 
     def many(
         self,

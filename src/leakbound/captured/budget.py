@@ -110,12 +110,15 @@ def search_fit(
     room: float,
     seconds: float,
     attack: Attack,
+    rounds: int = 1,
 ) -> Budgeted:
-    """Whether a search can take its first step in so many bytes, and in its share of the time."""
+    """Whether a search can take its first step in so many bytes, and in its share of the time. It
+    may explain several rounds, one after the other.
+    """
     if cost is None:
         return Budgeted()
     after = JUDGED * first_within(cost.trainings(), room).seconds
-    trainings = attack.step_trainings
+    trainings = rounds * attack.step_trainings
     forms = (replace(form, seconds=trainings * form.seconds) for form in cost.search_steps())
     return _fit(cost, forms, room, seconds, "its first step", after)
 

@@ -28,6 +28,7 @@ from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack, AttributeFilter, FedAvgMatching, LinearInversion
 from leakbound.attacks.knowing import with_known
 from leakbound.attacks.matching.cost import StepCost
+from leakbound.attacks.matching.objective import MOST_ROUNDS
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
@@ -73,6 +74,8 @@ SMOOTH = ("dlg",)
 convolutions with sigmoids one digit in 8 of 8 updates, against 0 (docs/results).
 """
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
+TOGETHER = Spec("inverting_gradients", (("rounds", "together"),))
+"""Of a client that trains on the same examples in each round."""
 MANY = ("linear_inversion", "inverting_gradients")
 BY_DOMAIN: dict[str, tuple[str, ...]] = {
     "tokens": ("token_rows", "token_span", "adapter_pursuit", "adapter_words"),
@@ -226,8 +229,11 @@ class Work:
         judging = budget.training_fit(cost, room, self.pace.left)
         fit = budget.Budgeted()
         share = self.share
-        if job.steps and plans.build_attack(job.spec).step_trainings:
-            fit = budget.search_fit(cost, room, share, plans.build_attack(job.spec))
+        attack = plans.build_attack(job.spec)
+        if job.steps and attack.step_trainings:
+            history = case.inferred.observation.history
+            rounds = 1 + len(history[1 - MOST_ROUNDS :]) * attack.across_rounds
+            fit = budget.search_fit(cost, room, share, attack, rounds)
             if math.isfinite(share) and fit.after < share:
                 share -= fit.after
         with (
@@ -736,6 +742,7 @@ def _attacks(
     seen = inferred.observation
     if seen.known is not None and seen.known.parts.everything:
         return (Spec("attribute_filter"),)
+    rounds: tuple[Spec, ...] = ()
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
     if settings.form.name in BY_DOMAIN:
         names = BY_DOMAIN[settings.form.name]
@@ -748,12 +755,13 @@ def _attacks(
     elif seen.examples <= FEW:
         names += SMALL if seen.task.plan.steps == 1 else ()
         names += SMOOTH if seen.task.plan.is_sum else ()
+        rounds = (TOGETHER,) if seen.history else ()
     if seen.examples == 1 and not seen.task.plan.is_sum:
         names = ("sign_inversion", *names)
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
     stronger = SMOOTHER if len(smooth_axes(settings.form.shape)) > 2 else {}
-    return tuple(stronger.get(name, Spec(name)) for name in names)
+    return (*(stronger.get(name, Spec(name)) for name in names), *rounds)
 
 
 def _build(spec: Spec, inferred: InferredContext) -> Attack:

@@ -181,6 +181,7 @@ def inverting_gradients(
     restarts: int = 1,
     noise_variation: float = 0.04,
     smoothing: float = 3e-2,
+    rounds: str = "last",
 ) -> Attack:
     """Match gradients by cosine distance, with signed Adam, total variation and a box.
 
@@ -195,6 +196,7 @@ def inverting_gradients(
         restarts: how many starts; the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
         smoothing: what is added to that weight in the first stage; see `GradientMatching`.
+        rounds: "together" for a client that trains on the same examples in each round.
 
     Source: Geiping et al. 2020.
 
@@ -213,6 +215,7 @@ def inverting_gradients(
         steps=steps,
         learning_rate=learning_rate,
         schedule="stages",
+        rounds=rounds,
     )
     return BestOf(search, restarts) if restarts > 1 else search
 

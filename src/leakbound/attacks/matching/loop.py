@@ -16,7 +16,7 @@ from leakbound.attacks.blind import gray
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
 from leakbound.attacks.matching.images import Images, images_for
-from leakbound.attacks.matching.objective import Objective, hides
+from leakbound.attacks.matching.objective import Objective, earlier_rounds, hides
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
@@ -134,6 +134,8 @@ def begin(
     method = settings.feature_method if settings.feature_weight else None
     features = None if method is None else method.find(observation, generator)
     more = terms_for(settings, observation, task, features, generator)
+    if settings.rounds == "together":
+        more += earlier_rounds(settings, observation, labels)
     objective = replace(objective, terms=(*objective.terms, *more))
     search = Search(objective, images, labels, features, companion)
     search.exact = choose_engine(search, many)

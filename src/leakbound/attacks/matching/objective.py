@@ -5,13 +5,15 @@ An objective is immutable. A search that changes its objective between stages ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from leakbound._util.recompute import recomputed
 from leakbound.attacks.base import expected_rows, seen_task
 from leakbound.attacks.matching.distances import (
     DISTANCES,
@@ -193,6 +195,56 @@ class Objective:
         for penalty in self.penalties(images, self.terms):
             total = total + penalty
         return Value(self.with_order(total, rows), match, rows)
+
+
+MOST_ROUNDS = 8
+"""The latest rounds that a search explains together: each costs as much as the last one."""
+
+
+@dataclass(frozen=True, eq=False)
+class SameExamples:
+    """The distances from what the same clients sent before, if they train on the same examples."""
+
+    objectives: tuple[Objective, ...]
+    labels: Tensor
+    weight: float = 1.0
+    layers: tuple[str, ...] = ()
+
+    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
+        # One round's graph at a time: all together would not fit where one does.
+        return torch.stack(
+            [recomputed(partial(self._off, one), images) for one in self.objectives]
+        ).sum()
+
+    def _off(self, round_: Objective, images: Tensor) -> Tensor:
+        return round_.match(round_.rows(images, self.labels))
+
+
+def earlier_rounds(
+    settings: MatchingSettings,
+    observation: Observation,
+    labels: Tensor,
+) -> list[Term]:
+    """The term of the rounds before; none if nothing was seen of them.
+
+    Raises:
+        NotApplicable: labels are searched, or the rounds have other numbers of examples.
+    """
+    if not observation.history:
+        return []
+    if labels.is_floating_point() and labels.requires_grad:
+        raise NotApplicable(
+            "rounds='together' needs fixed labels, and labels='joint' searches them; use 'inferred'"
+        )
+    counts = {one.examples for one in (*observation.history, observation)}
+    if len(counts) > 1:
+        raise NotApplicable(
+            f"the client's rounds have {sorted(counts)} examples, so they are not the same; use "
+            "rounds='last'"
+        )
+    latest = observation.history[1 - MOST_ROUNDS :]
+    before = tuple(Objective.of(settings, one) for one in latest)
+    return [SameExamples(before, labels)]
 
 
 def withheld(observation: Observation) -> Tensor | None:

@@ -25,6 +25,7 @@ CHOICES = {
     "image": ("pixels", "deep_prior", "mixed"),
     "statistics": ("best", "running", "proxy", "exact"),
     "feature_form": ("best", "cosine", "span"),
+    "rounds": ("last", "together"),
 }
 """The words that a setting may have."""
 
@@ -85,6 +86,9 @@ class MatchingSettings(Attack):
             of every tensor: each is then larger than what it sends. With 0.1, ReLU networks leaked
             more at 30 % withheld (5 dB and up). At 60 %, over several rounds, or with tanh units it
             had little effect or did harm. It misleads if other entries are withheld.
+        rounds: "last", or "together": the candidate must also explain what the same clients sent in
+            the rounds before (`Observation.history`). This assumes the same examples in each, as of
+            clients that train on all of their few examples. Noise of the rounds averages out.
     """
 
     distance: str = "cosine"
@@ -113,11 +117,16 @@ class MatchingSettings(Attack):
     prior: str = unlisted("")
     prior_weight: float = unlisted(0.0)
     ordered: float = unlisted(0.0)
+    rounds: str = unlisted("last")
 
     @property
     def step_trainings(self) -> int:
         """A line search asks for the time only when it has ended."""
         return EVALUATIONS if self.optimizer == "lbfgs" else 1
+
+    @property
+    def across_rounds(self) -> bool:
+        return self.rounds == "together"
 
     def __post_init__(self) -> None:
         for name, words in CHOICES.items():

@@ -147,6 +147,10 @@ class AdapterWords(Attack):
 
     level: float = 0.01
 
+    @property
+    def across_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         check.fraction(level=self.level)
 

@@ -428,6 +428,10 @@ class AdapterPursuit(Attack):
 
     spare: float = 2.0
 
+    @property
+    def across_rounds(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         check.positive(spare=self.spare)
 
