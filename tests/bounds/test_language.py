@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from leakbound import cli, data
-from leakbound.bounds.language import BigramText
+from leakbound.bounds.counting import gaussian_lift
+from leakbound.bounds.language import BigramText, pursuit_power
 from leakbound.risk.examples import Examples
 
 VOCABULARY, LENGTH = 4, 4
@@ -184,3 +185,22 @@ def test_from_the_command_line(capsys):
     assert "bigram model of the public text" in json.dumps(answer)
     assert call("bound", "--data", "digits", "--noise-multiplier", "5", "--prior", "bigram") == 2
     assert "no model of data with this distance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("noise", "rows", "share"), [(0.2, 1, 1.0), (0.2, 32, 1.0), (0.1, 64, 0.6)]
+)
+def test_power_of_the_pursuit_is_that_of_noisy_rows(noise, rows, share):
+    """Draws of the changes of all adapters along one word, which meet its row in one direction."""
+    source = np.random.default_rng(rows)
+    trials = 20_000
+    spread = source.normal(size=(trials, rows))
+    spread *= share / np.linalg.norm(spread, axis=1, keepdims=True)
+    drawn = noise * source.normal(size=(2, trials, rows))
+    drawn[1] += spread
+    without, with_it = (drawn**2).sum(2)
+    level = 0.01
+    power = (with_it > np.quantile(without, 1 - level)).mean()
+    found = pursuit_power(noise, rows, level=level, share=share)
+    assert found == pytest.approx(power, abs=0.02)
+    assert found <= gaussian_lift(noise)(np.log([level]))[0]

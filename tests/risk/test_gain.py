@@ -152,6 +152,10 @@ def test_the_best_fixed_answer(column, low, high):
         ({"target": "gain<=0.1", "radius": 0.5}, "radius is 0.5"),
         ({"target": "gain<=0.1 for sex", "data": "german"}, "the columns are status_of"),
         ({"target": "gain<=0.1 for region:top", "data": "digits"}, "one column of a table"),
+        ({"target": "words<=0.005"}, "write it as"),
+        ({"target": "words<=0.1 at fpr<=0.2"}, "more words than false ones"),
+        ({"target": "words<=1.2.3"}, "write it as"),
+        ({"target": "words<=0.1", "data": "german"}, "data is 'german'"),
         ({"target": "gain<=1e-5"}, "write a gain as"),
         ({"target": "gain>=0.1"}, "write a gain as"),
         ({"target": "gain<=0.1", "solve": "steps", "noise_multiplier": 1.0}, "not one step"),
@@ -193,6 +197,39 @@ def test_known_parts_that_may_determine_the_rest_are_refused():
         calibrate("columns>=0.9 with probability<=0.05", data="german", known=known)
 
 
+def shift(most, falsely):
+    """How far a normal statistic moves if a test of size `falsely` has the power `most`."""
+    return stats.norm.ppf(most) - stats.norm.ppf(falsely)
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "falsely"),
+    [("words<=0.1", 0.1, 0.01), ("words <= 20 % at fpr <= 1e-6", 0.2, 1e-6)],
+)
+def test_noise_for_words_is_that_of_a_test_of_two_normal_laws(text, most, falsely):
+    found = calibrate(text, steps=9)
+    exact = 3 / shift(most, falsely)
+    assert exact <= found.noise_multiplier <= exact * (1 + 2e-4)
+    assert (found.gain, found.place) == (pytest.approx(most, rel=1e-3), falsely)
+    assert dict(found.rises)[falsely] <= most
+    assert found.scope.prior.startswith("whether a word occurs")
+
+
+def test_words_of_sampled_steps_against_the_sum_over_their_number():
+    found = calibrate("words<=0.2", sampling_rate=0.1, steps=30)
+    exact = optimize.brentq(lambda s: added(0.01, s, 0.1, 30) + 0.01 - 0.2, 0.3, 30)
+    assert exact <= found.noise_multiplier <= exact * 1.005
+
+
+def test_no_attacker_on_words_is_above_the_target():
+    """The likeliest test, of who knows where the word would lie."""
+    found = calibrate("words<=0.3 at fpr<=0.02", steps=5)
+    draws = np.random.default_rng(0).normal(size=(200_000, 5)) * found.noise_multiplier
+    limit = np.quantile(draws.sum(1), 0.98)
+    power = ((draws + 1).sum(1) > limit).mean()
+    assert power == pytest.approx(0.3, abs=0.01)
+
+
 FACTS = {
     "clip": {"norm": 1.0, "kind": "l2", "at": "client"},
     "noise": {"multiplier": 1.0, "at": "client", "seeded": False},
@@ -212,13 +249,19 @@ def test_the_noise_of_a_deployment_for_a_gain():
     assert gains == [pytest.approx(0.1, abs=2e-4)] * 2
 
 
+def test_the_noise_of_a_deployment_for_words():
+    found = least_noise(parse(FACTS), GainTarget(0.1, at=0.01))
+    exact = math.sqrt(20) / shift(0.1, 0.01)
+    assert exact <= found.noise.multiplier <= exact * 1.0011
+
+
 def test_one_column_gains_nothing_from_hidden_participation():
     hidden = {"law": "poisson", "rate": 0.1, "hidden": True}
     noise = {"multiplier": 1.0, "at": "server", "seeded": False, "on": "sum"}
     laws = laws_of(parse(FACTS | {"participation": hidden, "noise": noise}))
     law = next(law for law in laws if law.audience == "clients")
-    assert gain_of(law) < gain_of(law, column=True)
-    assert gain_of(law, column=True) == pytest.approx(most_added(1.0, 0.1, 20), abs=1e-5)
+    assert gain_of(law) < gain_of(law, GainTarget(0.5, "x"))
+    assert gain_of(law, GainTarget(0.5, "x")) == pytest.approx(most_added(1.0, 0.1, 20), abs=1e-5)
 
 
 def test_a_server_that_sees_each_update_may_gain_everything():

@@ -576,7 +576,8 @@ class Calibrate(TrainingOptions):
     target: Annotated[str, Option("TARGET")]
     """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."
     instead; for tables "columns>=0.9 with ...". "gain<=0.1" is what the training adds for anyone,
-    whatever they know; "gain<=0.1 for diagnosis" for one column."""
+    whatever they know; "gain<=0.1 for diagnosis" for one column. "words<=0.1 at fpr<=0.01": how
+    often anyone finds a word who names a false one so often."""
     solve: Annotated[
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"

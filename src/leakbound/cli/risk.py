@@ -361,6 +361,7 @@ def _show_gain(result: GainCalibration, *, explain: bool) -> None:
         f"{result.clip_norm:.6g}: epsilon {private} at delta {result.delta:g}"
     )
     console.print(_rises(result.rises))
+    unit = f"Unit: {sentences.unit_of(setting.people)}."
     goal = "any goal, any data and"
     if result.target.column is not None:
         goal = f"{result.target.column} of every person, and"
@@ -369,11 +370,19 @@ def _show_gain(result: GainCalibration, *, explain: bool) -> None:
             f"One fixed answer gives {safe(result.target.column or '')} for "
             f"{format_lower(result.share)} of people or more ({CONFIDENCE:.0%} confidence)."
         )
-    console.print(
-        f"The training adds at most {format_upper(result.gain, 4)}, and the most at a success of "
-        f"{result.place:.2g}. This holds for {escape(goal)} any attacker, whatever they know "
-        f"already. Unit: {sentences.unit_of(setting.people)}."
-    )
+    if result.target.at is not None:
+        console.print(
+            f"A word that occurs is found with a probability of at most "
+            f"{format_upper(result.gain, 4)} by any attacker, whatever they know already, who says "
+            f"that it occurs with a probability of at most {result.place:.3g} where the text took "
+            f"no part. {unit}"
+        )
+    else:
+        console.print(
+            f"The training adds at most {format_upper(result.gain, 4)}, and the most at a success "
+            f"of {result.place:.2g}. This holds for {escape(goal)} any attacker, whatever they "
+            f"know already. {unit}"
+        )
     if explain:
         _show_scope("gain", result.scope)
 

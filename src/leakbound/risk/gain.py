@@ -19,7 +19,7 @@ import torch
 from leakbound._util import pictures
 from leakbound._util.formats import format_upper
 from leakbound.bounds.counting import PublicSample, count_least
-from leakbound.bounds.knowledge import largest_gain, noise_for_gain
+from leakbound.bounds.knowledge import noise_for_gain
 from leakbound.bounds.law import Scope, rate, single
 from leakbound.bounds.roots import crossing, last_that
 from leakbound.domains.known import LABEL, known_parts
@@ -40,7 +40,7 @@ class GainCalibration(SolvedSetting):
 
     Attributes:
         target: the requested gain.
-        gain: the training adds at most this.
+        gain: the training adds at most this; of words, no attacker finds more.
         place: the success without the training at which it adds the most.
         share: lower confidence limit on how often one fixed answer gives the column's value; None
             without data.
@@ -56,7 +56,8 @@ class GainCalibration(SolvedSetting):
     @property
     def rises(self) -> tuple[tuple[float, float], ...]:
         """(q, F(q)): a success of q without the training becomes at most F(q) with it."""
-        shown = sorted({*SHOWN, *([self.share] if self.share else [])})
+        own = self.share, self.target.at
+        shown = sorted({*SHOWN, *(q for q in own if q)})
         success = _law(self.setting, self.target, self.radius)(np.log(shown))
         return tuple(zip(shown, success.tolist(), strict=True))
 
@@ -65,6 +66,7 @@ class GainCalibration(SolvedSetting):
         """The attackers that the gain covers."""
         scope: Scope = bound_law(self.setting).scope
         what = "any goal" if self.target.column is None else f"the value of {self.target.column}"
+        what = what if self.target.at is None else "whether a word occurs, as any other claim"
         return replace(
             scope,
             prior=f"{what}, for every person, whatever is known; other examples fixed or known",
@@ -151,14 +153,14 @@ def calibrate_gain(
         )
 
     def over(tried: TrainingSetting, rough: bool) -> float:
-        gain, _ = largest_gain(_law(tried, target, radius, rough))
+        gain, _ = target.limited(_law(tried, target, radius, rough))
         return math.log(max(gain, 1e-300)) - math.log(target.most)
 
     person = setting.of_person
     first = partial(_visible, target, replace(person, participation="visible"), over)
     solved = solved_for(solve, person, over, first)
     solved, clip_norm = finished(solve, solved, setting, clip_norm=clip_norm, noise_std=noise_std)
-    gain, place = largest_gain(_law(solved, target, radius))
+    gain, place = target.limited(_law(solved, target, radius))
     return GainCalibration(
         target=target,
         solved=solve,

@@ -1,5 +1,5 @@
-"""An accepted risk as text: "psnr>=20 with probability<=0.001", "columns>=0.9 with ..." or
-"gain<=0.1".
+"""An accepted risk as text: "psnr>=20 with probability<=0.001", "columns>=0.9 with ...",
+"gain<=0.1" or "words<=0.1 at fpr<=0.01".
 """
 
 from __future__ import annotations
@@ -7,8 +7,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.assess.criterion import Criterion
+from leakbound.bounds.counting import Lift
+from leakbound.bounds.knowledge import largest_gain
 from leakbound.bounds.law import between, non_negative, positive, probability, single
 from leakbound.domains import Domain
 
@@ -25,6 +29,11 @@ _PATTERN = re.compile(
     re.I,
 )
 _GAIN = re.compile(rf"\s*gain\s*{_MOST}\s*{_NUMBER}(?:\s+for\s+(\S.*?))?\s*", re.I)
+_WORDS = re.compile(
+    rf"\s*words\s*{_MOST}\s*{_NUMBER}(?:\s+at\s+fpr\s*{_MOST}\s*{_NUMBER})?\s*", re.I
+)
+FALSELY = 0.01
+"""How often a word may be named falsely if the target does not say it: as `adapter_words` may."""
 LEAST_GAIN = 1e-4
 """Smallest gain that a target may accept: it is computed to a part of that."""
 _RANGES = (1e-100, 1e100)  # their squares are still floats
@@ -154,32 +163,46 @@ class Target:
 class GainTarget:
     """A training adds at most `most` to an attacker's probability to reach any goal.
 
-    Whatever the attacker knows already: the success rises from q to at most q + `most`.
+    Whatever the attacker knows already: the success rises from q to at most q + `most`. Or, with
+    `at`, the success of an attacker rises from there to at most `most`. That limits who says that
+    a word occurs, as any other claim of one example: the claim is made with probability `at` if the
+    example takes no part, so with `most` if it does.
 
     Attributes:
-        most: the accepted gain, from 0.0001 to below 1.
+        most: the accepted gain, from 0.0001 to below 1; with `at`, the accepted success.
         column: the goal is one sensitive column (or "the label") of a person whose other columns
             are known. None: any goal.
+        at: the success without the training; None: the one at which it adds the most.
     """
 
     most: float
     column: str | None = None
+    at: float | None = None
 
     def __post_init__(self) -> None:
         if not single(probability, gain=self.most) >= LEAST_GAIN:
             raise ValueError(f"gain is {self.most:g}; give at least {LEAST_GAIN:g}")
+        if self.at is not None and not single(probability, fpr=self.at) < self.most:
+            raise ValueError(
+                f"words is {self.most:g} and fpr {self.at:g}: without any update one names a word "
+                "that often; give a larger words or a smaller fpr"
+            )
 
     @staticmethod
     def parse(text: str) -> GainTarget | None:
-        """From text; None if it names no gain.
+        """From text; None if it names no gain and no words.
 
         Raises:
-            ValueError: it names a gain in another form, or one out of range.
+            ValueError: it names them in another form, or out of range.
 
         Example:
             >>> GainTarget.parse("gain<=0.1 for diagnosis")
-            GainTarget(most=0.1, column='diagnosis')
+            GainTarget(most=0.1, column='diagnosis', at=None)
+            >>> GainTarget.parse("words<=20 %")
+            GainTarget(most=0.2, column=None, at=0.01)
         """
+        if text.lower().lstrip().startswith("words"):
+            return GainTarget._of_words(text)
         if not text.lower().lstrip().startswith("gain"):
             return None
         match = _GAIN.fullmatch(text)
@@ -194,5 +217,30 @@ class GainTarget:
         except ValueError as error:
             raise wrong from error
 
+    @staticmethod
+    def _of_words(text: str) -> GainTarget:
+        match = _WORDS.fullmatch(text)
+        wrong = ValueError(
+            f'target is {text[:200]!r}; write it as "words<=0.1" or "words<=0.1 at fpr<=0.01", '
+            "with more words than false ones"
+        )
+        if match is None:
+            raise wrong
+        words, percent, falsely, per_cent = match.groups()
+        try:
+            most = float(words) / (100 if percent else 1)
+            at = FALSELY if falsely is None else float(falsely) / (100 if per_cent else 1)
+            return GainTarget(most, at=at)
+        except ValueError as error:
+            raise wrong from error
+
+    def limited(self, law: Lift) -> tuple[float, float]:
+        """What is to be at most `most`, and the success without the training at which it is so."""
+        if self.at is None:
+            return largest_gain(law)
+        return min(1.0, float(law(np.log([self.at]))[0])), self.at
+
     def __str__(self) -> str:
+        if self.at is not None:
+            return f"words <= {self.most:g} at fpr <= {self.at:g}"
         return f"gain <= {self.most:g}" + ("" if self.column is None else f" for {self.column}")

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec
 
-from leakbound.bounds.knowledge import largest_gain
 from leakbound.bounds.record_priors import Baseline
 from leakbound.risk.deployment.facts import Deployment
 from leakbound.risk.deployment.laws import AUDIENCES, Audience, AudienceLaw, Unit, laws_of
@@ -66,7 +65,7 @@ def least_noise(
 
     def risk(law: AudienceLaw) -> float:
         if isinstance(target, GainTarget):
-            return gain_of(law, column=target.column is not None)
+            return gain_of(law, target)
         assert prior is not None  # of every other target
         return float(bounds(law, prior, [target.eta])[0][0])
 
@@ -104,13 +103,18 @@ def least_noise(
     return msgspec.structs.replace(at(high), unit=given.unit)
 
 
-def gain_of(law: AudienceLaw, *, column: bool = False) -> float:
+ANYTHING = GainTarget(0.5)
+"""Any goal; how much is accepted does not matter."""
+
+
+def gain_of(law: AudienceLaw, target: GainTarget = ANYTHING) -> float:
     """What all rounds add at most to the success of anyone; 1 if no bound is known.
 
     Args:
         law: of the audience and the unit. Of "any example", a goal is met if it is met for one.
-        column: the goal is one column of a person whose other columns are known. What is hidden is
-            then the value, and not whether a round holds the example: participation counts as seen.
+        target: what the gain is of. Of one column of a person whose other columns are known, what
+            is hidden is the value, and not whether a round holds the example: participation counts
+            as seen. Of words, it is the success and not what is added.
 
     Example:
         >>> from leakbound.risk.deployment.file import parse
@@ -122,14 +126,14 @@ def gain_of(law: AudienceLaw, *, column: bool = False) -> float:
     """
     if math.isinf(law.copies):
         return 1.0
-    if column and law.setting is not None:
+    if target.column is not None and law.setting is not None:
         seen = replace(law.setting, participation="visible")
         law = replace(law, setting=seen, special=None)
     if law.summed:
         # The success of any is at least that of one: only q is subtracted.
-        return largest_gain(law.bound)[0]
+        return target.limited(law.bound)[0]
     # One release hides all examples of a client together: q is that of any of them.
-    return largest_gain(replace(law, copies=1.0).bound)[0]
+    return target.limited(replace(law, copies=1.0).bound)[0]
 
 
 def _largest(deployment: Deployment) -> float:
