@@ -112,7 +112,7 @@ PAIRS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-TOGETHER = {**IG, "steps": 400, "rounds": "together"}
+TOGETHER = {"name": "matching_over_rounds", "steps": 400}
 LAST = {**IG, "steps": 400}
 ROUNDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     (
@@ -192,7 +192,7 @@ def main() -> None:
         "",
         "## Several rounds with the same examples",
         "",
-        "`inverting_gradients,rounds=together` against the last round alone (SimpleConvNet, batch "
+        "`matching_over_rounds` against the last round alone (SimpleConvNet, batch "
         "1, 400 steps; the model moves on between rounds by the update of this client and of "
         "three others).",
         "",

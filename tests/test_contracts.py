@@ -189,6 +189,7 @@ FEW = {
     "idlg": attacks.idlg(steps=1, restarts=2),
     "inverting_gradients": attacks.inverting_gradients(steps=10),
     "inverting_gradients_large_steps": attacks.inverting_gradients_large_steps(steps=10),
+    "matching_over_rounds": attacks.matching_over_rounds(steps=5),
     "law_evolution": attacks.LawEvolution(population=4, generations=2),
     "law_matching": attacks.LawMatching(steps=5),
     "learned_prior": attacks.LearnedPrior(steps=8, restarts=1, levels=2, training=3),

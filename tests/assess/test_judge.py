@@ -9,7 +9,7 @@ import torch
 from leakbound import captured, data, models, simulate
 from leakbound.assess.judge import CONTRADICTED, Contradiction, Evidence, RiskSettings, judge
 from leakbound.assess.record import CERTIFIED, ESTIMATE, GUESSABLE
-from leakbound.attacks import LinearInversion, inverting_gradients
+from leakbound.attacks import LinearInversion, inverting_gradients, matching_over_rounds
 from leakbound.bounds.counting import PublicSample
 from leakbound.core import Batch, Reconstruction, Task, ThreatModel
 from leakbound.meter import Policy, measure
@@ -184,7 +184,7 @@ def test_no_bound_of_one_update_stands_beside_an_attack_on_several_rounds():
     seen = found.round.observation
     release = released(found.round, _criterion(seen), seen.threat, public)
     answer = Reconstruction(public.inputs[:1])
-    together = inverting_gradients(rounds="together")
+    together = matching_over_rounds()
     alone = inverting_gradients()
     both = replace(seen, history=(seen,))
     for observation, attack in ((seen, together), (both, alone), (both, together)):

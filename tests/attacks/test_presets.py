@@ -21,6 +21,7 @@ HASHES = {
     "inverting_gradients": "1cfab6ed68f6",
     "inverting_gradients_large_steps": "14a1123ade6d",
     "linear_inversion": "97058adaff9d",
+    "matching_over_rounds": "23717c32c255",
     "published_inverting_gradients": "dcd7ec80350d",
     "sparse_gradient_inversion": "94540cee2635",
     "sparse_gradient_inversion_paper": "62551f7d3b6d",

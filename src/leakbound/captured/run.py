@@ -74,8 +74,6 @@ SMOOTH = ("dlg",)
 convolutions with sigmoids one digit in 8 of 8 updates, against 0 (docs/results).
 """
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
-TOGETHER = Spec("inverting_gradients", (("rounds", "together"),))
-"""Of a client that trains on the same examples in each round."""
 MANY = ("linear_inversion", "inverting_gradients")
 BY_DOMAIN: dict[str, tuple[str, ...]] = {
     "tokens": ("token_rows", "token_span", "adapter_pursuit", "adapter_words"),
@@ -742,7 +740,6 @@ def _attacks(
     seen = inferred.observation
     if seen.known is not None and seen.known.parts.everything:
         return (Spec("attribute_filter"),)
-    rounds: tuple[Spec, ...] = ()
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
     if settings.form.name in BY_DOMAIN:
         names = BY_DOMAIN[settings.form.name]
@@ -755,13 +752,13 @@ def _attacks(
     elif seen.examples <= FEW:
         names += SMALL if seen.task.plan.steps == 1 else ()
         names += SMOOTH if seen.task.plan.is_sum else ()
-        rounds = (TOGETHER,) if seen.history else ()
+        names += ("matching_over_rounds",) if seen.history else ()
     if seen.examples == 1 and not seen.task.plan.is_sum:
         names = ("sign_inversion", *names)
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
     stronger = SMOOTHER if len(smooth_axes(settings.form.shape)) > 2 else {}
-    return (*(stronger.get(name, Spec(name)) for name in names), *rounds)
+    return tuple(stronger.get(name, Spec(name)) for name in names)
 
 
 def _build(spec: Spec, inferred: InferredContext) -> Attack:

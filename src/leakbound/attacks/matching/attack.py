@@ -181,7 +181,6 @@ def inverting_gradients(
     restarts: int = 1,
     noise_variation: float = 0.04,
     smoothing: float = 3e-2,
-    rounds: str = "last",
 ) -> Attack:
     """Match gradients by cosine distance, with signed Adam, total variation and a box.
 
@@ -196,7 +195,6 @@ def inverting_gradients(
         restarts: how many starts; the one with the lowest objective is kept.
         noise_variation: what is added to that weight under noise; see `GradientMatching`.
         smoothing: what is added to that weight in the first stage; see `GradientMatching`.
-        rounds: "together" for a client that trains on the same examples in each round.
 
     Source: Geiping et al. 2020.
 
@@ -215,9 +213,41 @@ def inverting_gradients(
         steps=steps,
         learning_rate=learning_rate,
         schedule="stages",
-        rounds=rounds,
     )
     return BestOf(search, restarts) if restarts > 1 else search
+
+
+def matching_over_rounds(
+    steps: int = 1000,
+    total_variation: float = 1e-6,
+    noise_variation: float = 0.04,
+) -> Attack:
+    """Inverting Gradients on all rounds of a client that trains on the same examples in each.
+
+    Noise of the rounds averages out, and other weights in each round show more of the examples.
+
+    Args:
+        steps: search steps; each simulates up to eight rounds.
+        total_variation: weight of the total variation at the end.
+        noise_variation: what is added to that weight under noise; see `GradientMatching`.
+
+    Assumptions: the examples are the same in each round; else the answer reports a problem.
+
+    Source: this project, after Geiping et al. 2020.
+
+    Example:
+        >>> matching_over_rounds().rounds
+        'together'
+    """
+    return GradientMatching(
+        only_images=True,
+        total_variation=total_variation,
+        noise_variation=noise_variation,
+        smoothing=3e-2,
+        steps=steps,
+        schedule="stages",
+        rounds="together",
+    )
 
 
 def inverting_gradients_large_steps(
