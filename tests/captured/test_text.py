@@ -12,6 +12,7 @@ import leakbound as lb
 from leakbound import models
 from leakbound._util import memory
 from leakbound.captured import load
+from leakbound.captured.assess import public_examples
 from leakbound.captured.observe import COPIES, task_of
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
@@ -143,3 +144,16 @@ def test_a_large_update_is_compared_tensor_by_tensor(tmp_path):
     kind, grown = done.stdout.split()
     assert kind == "weights"
     assert int(grown) < 512 * 1024  # KiB; the two files are 256 MiB, all as doubles 1,024
+
+
+def test_public_text_in_other_tokens_than_the_models_is_refused():
+    """Its words have numbers of their own, so it says nothing of the model's."""
+    own = lb.data.load("topics").domain
+    assert public_examples("topics", TokenDomain(own.vocabulary, 16)).domain.words == own.words
+    others = tuple(reversed(own.words))
+    for form in (
+        TokenDomain(own.vocabulary + 1, 16),
+        TokenDomain(own.vocabulary, 16, words=others),
+    ):
+        with pytest.raises(ValueError, match="words of its own, and the model"):
+            public_examples("topics", form)
