@@ -76,8 +76,15 @@ def test_two_ways_to_say_it_are_refused(file, capsys):
     assert "--deployment" in capsys.readouterr().err
 
 
+def test_an_unknown_part_is_refused_before_anything_is_counted(file, capsys, monkeypatch):
+    monkeypatch.setattr("leakbound.cli.deployment.state", None)
+    given = "bound", "--deployment", file(LOCAL), "--data", "german", "--known", "nosuch"
+    assert call(*given) == 2
+    assert "'nosuch'" in capsys.readouterr().err
+
+
 def test_data_decide_and_protected_exits_with_0(file, capsys):
-    given = ["bound", "--deployment", file(LOCAL), "--data", "mnist5k", "--psnr", 30]
+    given = ["bound", "--deployment", file(LOCAL), "--data", "digits", "--psnr", 30]
     assert call(*given, "--accept", 0.005) == 0
     assert "protected" in capsys.readouterr().out
     more = file(LOCAL + 'sends = ["metrics"]\n')  # which no row covers
@@ -131,7 +138,7 @@ unit = "example"
 
 def test_noise_is_calibrated_for_a_deployment(file, capsys):
     target = "psnr>=25 with probability<=0.02"
-    given = ["calibrate", "--target", target, "--data", "mnist5k", "--audience", "clients"]
+    given = ["calibrate", "--target", target, "--data", "digits", "--audience", "clients"]
     given.append("--deployment")
     found = {}
     for word in ("none", "band:4", "root"):
@@ -141,7 +148,7 @@ def test_noise_is_calibrated_for_a_deployment(file, capsys):
     assert found["root"] > found["band:4"]
     level = f"noise = {{multiplier = {found['band:4']}, "
     whole = file(FTRL.replace("WORD", "band:4").replace("noise = {", level) + "\n")
-    shown = ["bound", "--deployment", whole, "--data", "mnist5k", "--psnr", 25, "--json"]
+    shown = ["bound", "--deployment", whole, "--data", "digits", "--psnr", 25, "--json"]
     call(*shown, "--accept", 0.02)
     rows = {(r["audience"], r["unit"]): r for r in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["clients", "example"]["thresholds"][0]["bound"] == pytest.approx(0.02, rel=0.01)
@@ -150,7 +157,7 @@ def test_noise_is_calibrated_for_a_deployment(file, capsys):
 
 def test_no_noise_helps_against_a_server_that_adds_it(file, capsys):
     text = FTRL.replace("WORD", "none")
-    given = ["calibrate", "--target", "psnr>=25 with probability<=0.02", "--data", "mnist5k"]
+    given = ["calibrate", "--target", "psnr>=25 with probability<=0.02", "--data", "digits"]
     assert call(*given, "--deployment", file(text)) == 2
     assert "the server itself sees every update" in capsys.readouterr().err
     assert call(*given, "--deployment", file(text), "--audience", "clients") == 0

@@ -26,37 +26,42 @@ def german():
     return data.load("german")
 
 
-def simulated(german, known: str, **more):
-    model = lb.models.mlp(
-        input_shape=german.domain.shape, classes=2, generator=lb.stream(0, "model")
-    )
+@pytest.fixture(scope="module")
+def rows(german):
+    """One row with frequent known columns, and all others: imputers of these are fitted once."""
     values = known_parts(german.domain, COLUMNS).values(german.inputs)
     groups, counts = torch.unique(values, dim=0, return_counts=True)
     frequent = (values == groups[counts.argmax()]).all(1).nonzero()[0]
     others = torch.arange(1000) != frequent
-    public = german.batch(others.nonzero()[:, 0])
-    batch = german.batch(frequent)
+    return german.batch(frequent), german.batch(others.nonzero()[:, 0])
+
+
+def simulated(german, rows, known: str, **more):
+    model = lb.models.mlp(
+        input_shape=german.domain.shape, classes=2, generator=lb.stream(0, "model")
+    )
+    batch, public = rows
     threat = ThreatModel(known=known)
     return lb.simulate(model, batch, public=public, domain=german.domain, threat=threat, **more)
 
 
-def test_only_the_unknown_part_counts(german):
-    result = simulated(german, COLUMNS, attack="span_decoding")
+def test_only_the_unknown_part_counts(german, rows):
+    result = simulated(german, rows, COLUMNS, attack="span_decoding")
     criterion = result.assessment.criterion
     assert (criterion.of, criterion.known) == (18, COLUMNS)
     assert criterion.text.endswith("columns of the unknown part or more")
     assert result.verdict == "exposed"
     # Who knows nothing of the update has the known columns right, and is not said to expose them.
-    blind = simulated(german, COLUMNS, attack="mean_image")
+    blind = simulated(german, rows, COLUMNS, attack="mean_image")
     parts = known_parts(german.domain, COLUMNS)
     assert torch.equal(parts.values(blind.reconstruction), parts.values(blind.truth))
     assert blind.verdict == "undecided"
     assert blind.scores[0] < 100
 
 
-def test_knowing_all_but_one_column_is_no_reconstruction(german):
+def test_knowing_all_but_one_column_is_no_reconstruction(german, rows):
     names = [column.name for column in german.domain.columns]
-    result = simulated(german, ",".join(names[:-1]), attack="mean_image")
+    result = simulated(german, rows, ",".join(names[:-1]), attack="mean_image")
     # The last column has two values, of which one is frequent: right, and not by the update.
     assert result.assessment.criterion.of == 1
     assert result.scores == (100.0,)
@@ -124,16 +129,18 @@ def test_searches_hold_known_pixels():
     assert scores["region:top"] < scores[""]
 
 
-def test_a_part_that_is_not_there_is_named(german):
+def test_a_part_that_is_not_there_is_named(german, rows):
     with pytest.raises(ValueError, match="known names 'zip'"):
-        simulated(german, "zip", attack="mean_image")
+        simulated(german, rows, "zip", attack="mean_image")
 
 
-def test_bounds_are_those_of_the_intruder(german):
+def test_bounds_are_those_of_the_intruder(german, rows):
     noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=3"}
-    stranger = simulated(german, "", probability=0.2, **noisy).assessment
-    intruder = simulated(german, COLUMNS, probability=0.2, **noisy).assessment
-    fine = simulated(german, "age_in_years,credit_amount", probability=0.2, **noisy).assessment
+    stranger = simulated(german, rows, "", probability=0.2, **noisy).assessment
+    intruder = simulated(german, rows, COLUMNS, probability=0.2, **noisy).assessment
+    fine = simulated(
+        german, rows, "age_in_years,credit_amount", probability=0.2, **noisy
+    ).assessment
     (of_stranger,) = (b for b in stranger.bounds if b.basis == "sample" and not b.on_error)
     (of_intruder,) = (b for b in intruder.bounds if not b.on_error)
     (of_fine,) = (b for b in fine.bounds if not b.on_error)
@@ -141,6 +148,20 @@ def test_bounds_are_those_of_the_intruder(german):
     assert of_fine.value > 0.99
     assert COLUMNS in of_intruder.prior
     assert "the attacker knows" in intruder.bounds_note
+
+
+def test_completions_are_counted_once_for_all_noises(german, rows, monkeypatch):
+    counted = []
+    monkeypatch.setattr(
+        "leakbound.assess.success.best_completion",
+        lambda public, criterion, labels: counted.append(criterion.known.text),
+    )
+    few = rows[0], german.batch(torch.arange(100, 200))
+    for noise in (3, 30):
+        for known in (COLUMNS, "foreign_worker"):
+            defense = f"dp_sgd,clip_norm=1,noise_multiplier={noise}"
+            simulated(german, few, known, attack="mean_image", defense=defense)
+    assert counted == [COLUMNS, "foreign_worker"]
 
 
 def test_candidates_complete_the_known_part():
@@ -181,25 +202,25 @@ def test_imputers_complete_candidates():
     assert (result.reconstruction - result.truth).abs().max() < 0.05
 
 
-def test_nobody_is_named_by_what_was_known(german):
+def test_nobody_is_named_by_what_was_known(german, rows):
     """The known columns name a row among 100 without the update, beyond F(1 / 100)."""
     names = ",".join(column.name for column in german.domain.columns[:12])
     noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=50"}
-    assert simulated(german, "", **noisy).assessment.reidentified
-    assert simulated(german, names, **noisy).assessment.reidentified == ()
+    assert simulated(german, rows, "", **noisy).assessment.reidentified
+    assert simulated(german, rows, names, **noisy).assessment.reidentified == ()
 
 
-def test_enough_noise_protects_from_intruders(german):
+def test_enough_noise_protects_from_intruders(german, rows):
     noisy = {"attack": "mean_image", "defense": "dp_sgd,clip_norm=1,noise_multiplier=30"}
-    intruder = simulated(german, COLUMNS, probability=0.2, **noisy)
+    intruder = simulated(german, rows, COLUMNS, probability=0.2, **noisy)
     assert intruder.verdict == "protected from intruders"
-    rows = {row.attacker: row for row in intruder.assessment.attackers}
-    assert [*rows] == ["stranger", "intruder", "anyone"]
-    assert rows["stranger"].bound < rows["intruder"].bound < 0.2
-    stranger = simulated(german, "", probability=0.2, **noisy)
+    bounds = {row.attacker: row.bound for row in intruder.assessment.attackers}
+    assert [*bounds] == ["stranger", "intruder", "anyone"]
+    assert bounds["stranger"] < bounds["intruder"] < 0.2
+    stranger = simulated(german, rows, "", probability=0.2, **noisy)
     assert stranger.verdict == "protected from strangers"
     # With nearly unique parts the limit is 1, whatever the noise is.
-    fine = simulated(german, "age_in_years,credit_amount", probability=0.2, **noisy)
+    fine = simulated(german, rows, "age_in_years,credit_amount", probability=0.2, **noisy)
     assert not fine.verdict.startswith("protected")
 
 
@@ -218,13 +239,13 @@ def test_other_people_than_the_public_ones_leave_the_gain_alone(german):
     assert anyone.gain == pytest.approx(2 * NormalDist().cdf(24 / 200) - 1, rel=1e-3)
 
 
-def test_columns_that_a_schema_marks_are_known(german):
+def test_columns_that_a_schema_marks_are_known(german, rows):
     marked = tuple(
         dataclasses.replace(column, known=column.name in COLUMNS.split(","))
         for column in german.domain.columns
     )
     table = dataclasses.replace(german, columns=marked)
     for asked, known in (("", COLUMNS), ("none", ""), ("housing", "housing")):
-        result = simulated(table, asked, attack="mean_image")
+        result = simulated(table, rows, asked, attack="mean_image")
         assert result.assessment.threat.known == known
         assert result.assessment.criterion.known == known

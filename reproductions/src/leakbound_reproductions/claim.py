@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.95
 POSITIVE = (math.nextafter(0.0, 1.0), math.inf)
@@ -190,7 +190,7 @@ def student(values: Sequence[float]) -> tuple[float, Callable[[float], Interval]
     error = float(np.std(values, ddof=1)) / math.sqrt(n)
 
     def interval(level: float) -> Interval:
-        half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * error
+        half = float(special.stdtrit(n - 1, 0.5 + level / 2)) * error
         return mean - half, mean + half
 
     return mean, interval

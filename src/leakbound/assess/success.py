@@ -238,7 +238,11 @@ def attackers(released: Released, spec: RiskSpec) -> tuple[AttackerRow, ...]:
             return rows_of(lift, whole, sample)
         places = torch.from_numpy(sample.places).to(public.inputs.device)
         labels = public.labels[places] if released.threat.labels_known else None
-        completed = best_completion(public.inputs[places], criterion, labels)
+        # No noise changes what is completed without the update.
+        completed = released.of_public(
+            ("completed", *sample_key(released), criterion),
+            lambda: best_completion(public.inputs[places], criterion, labels),
+        )
         return rows_of(lift, whole, sample, Intruder(criterion, known_sample(released), completed))
 
     return released.of_public(("attackers", *sample_key(released), noise, criterion), make)

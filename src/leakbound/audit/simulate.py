@@ -339,9 +339,13 @@ def typed(
         return value.to(kind) if value.is_floating_point() else value
 
     def converted(batch: Batch) -> Batch:
+        inputs = cast(batch.inputs)
         labels = cast(batch.labels)
-        numbers = labels.ndim == 1 and not labels.is_floating_point()
-        return Batch(cast(batch.inputs), labels.long() if numbers else labels)
+        if labels.ndim == 1 and not labels.is_floating_point():
+            labels = labels.long()
+        # What bounds count of public examples is kept with the batch, for the next call.
+        same = inputs is batch.inputs and labels is batch.labels
+        return batch if same else Batch(inputs, labels)
 
     return [converted(batch) for batch in clients], public and converted(public)
 

@@ -355,7 +355,10 @@ def from_images(
 def largest_match_rate(images: ArrayLike, eta: float) -> float:
     """The largest share of the other images within an MSE of eta of one; at most 5,000 are used."""
     few = _thinned(images)
-    return 0.0 if len(few) < 2 else (int(_matching(few, few, eta).max()) - 1) / (len(few) - 1)
+    if len(few) < 2:
+        return 0.0
+    (near,) = _matching(few, few, eta)
+    return (int(near.max()) - 1) / (len(few) - 1)
 
 
 def densest_match_rate(images: ArrayLike, eta: float) -> float:
@@ -373,8 +376,9 @@ def densest_match_rate(images: ArrayLike, eta: float) -> float:
     few = _thinned(images)
     if len(few) < 2:
         return 0.0
-    best = int(_matching(few, few, eta).max()) - 1
-    starts = np.unique([_matching(few, few, k * eta).argsort()[-STARTS:] for k in WIDER[:2]])
+    near = _matching(few, few, *(k * eta for k in WIDER[:2]))
+    best = int(near[0].max()) - 1
+    starts = np.unique([counts.argsort()[-STARTS:] for counts in near])
     candidates = np.vstack([few[starts], few.mean(0)])
     squares = np.square(few).mean(1)
     for width in WIDER[::-1] + (WIDER[0],) * SHIFTS:
@@ -382,7 +386,7 @@ def densest_match_rate(images: ArrayLike, eta: float) -> float:
         inside = (apart <= width * eta + ROUNDED).astype(float)
         count = inside.sum(1, keepdims=True)
         candidates = np.where(count > 0, inside @ few / np.maximum(count, 1), candidates)
-        best = max(best, int(_matching(candidates, few, eta).max()) - MADE)
+        best = max(best, int(_matching(candidates, few, eta)[0].max()) - MADE)
     return min(1.0, best / (len(few) - 1))
 
 
@@ -403,9 +407,15 @@ def _apart(
 def _matching(
     candidates: Array,
     rows: Array,
-    eta: float,
+    *levels: float,
 ) -> Array:
-    """How many rows are within an MSE of eta of each candidate."""
+    """(levels, candidates) how many rows are within an MSE of each level of each candidate.
+
+    Distances are computed once for all levels.
+    """
     squares = np.square(rows).mean(1)
-    parts = (candidates[at : at + TOGETHER] for at in range(0, len(candidates), TOGETHER))
-    return np.concatenate([(_apart(p, rows, squares) <= eta + ROUNDED).sum(1) for p in parts])
+    counts = []
+    for at in range(0, len(candidates), TOGETHER):
+        apart = _apart(candidates[at : at + TOGETHER], rows, squares)
+        counts.append([(apart <= level + ROUNDED).sum(1) for level in levels])
+    return np.concatenate(counts, axis=1)

@@ -57,6 +57,8 @@ def bound(command: options.BoundOptions) -> int:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
         examples = _examples(command, deployment)
+        # A wrong name is refused before anything is counted.
+        known = _known(command.known, deployment, examples)
         deployment = deployment if examples is None else _counted(deployment, examples)
         against = None if examples is None else _against(command, examples)
         rows = state(
@@ -66,7 +68,6 @@ def bound(command: options.BoundOptions) -> int:
             against=against,
         )
     asked = deployment.unit or "example"
-    known = _known(command.known, deployment, examples)
     laws = [
         law
         for law in laws_of(deployment)
