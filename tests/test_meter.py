@@ -1,6 +1,7 @@
 """The meter without Flower: what leaves is attacked and bounded, and the policy decides."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -60,14 +61,20 @@ def digits():
     return data.load("digits")
 
 
-def task_of(own, build="mlp", seed=0, **settings):
+@functools.cache
+def public_digits():
+    """One batch for all tests: what bounds count of it is kept with it."""
+    own = data.load("digits")
+    return Batch(own.inputs[1000:1200], own.labels[1000:1200])
+
+
+def task_of(build="mlp", seed=0, **settings):
     net = getattr(models, build)(
         input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"), **settings
     )
     from leakbound.core import Task
 
-    public = Batch(own.inputs[1000:1200], own.labels[1000:1200])
-    return Task.of(net, classes=10, public=public)
+    return Task.of(net, classes=10, public=public_digits())
 
 
 def batch_of(own, size=1, at=0):
@@ -93,7 +100,7 @@ def bound(reading, basis):
 
 
 def test_one_undefended_image_is_exposed(digits):
-    reading = read(task_of(digits), batch_of(digits))
+    reading = read(task_of(), batch_of(digits))
     assert reading.verdict == EXPOSED
     assert reading.best > 60
     assert reading.labels == 1.0
@@ -104,7 +111,7 @@ def test_one_undefended_image_is_exposed(digits):
 
 def test_the_answer_is_judged_and_not_the_batch(digits):
     """Another client's update does not expose this batch: the attack never sees the truth."""
-    task, mine, theirs = task_of(digits), batch_of(digits), batch_of(digits, at=7)
+    task, mine, theirs = task_of(), batch_of(digits), batch_of(digits, at=7)
     update = send(task, theirs, NoDefense(), stream(0, "noise"))
     reading = measure(task, update, batch=mine, source=stream(0))
     assert reading.best is None  # nothing to compare with: the batch is not the one behind it
@@ -115,15 +122,15 @@ def test_the_answer_is_judged_and_not_the_batch(digits):
 def test_differential_privacy_protects(digits):
     """Noise of multiplier 5 on one image, for an attacker who knows its class."""
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
-    reading = read(task_of(digits), batch_of(digits), defense, ACCEPTED)
+    reading = read(task_of(), batch_of(digits), defense, ACCEPTED)
     assert reading.verdict == UNDER_MODEL  # 200 public digits, labels known, show no more
     assert reading.decision.action == "send"
     limit = bound(reading, "fitted model")
     assert limit.excludes_threshold
     assert 0 < limit.value < 0.05 < bound(reading, "sample").value
     wide = Policy(psnr=30.0, probability=0.2)
-    assert read(task_of(digits), batch_of(digits), defense, wide).verdict == PROTECTED
-    strict = read(task_of(digits), batch_of(digits), defense)
+    assert read(task_of(), batch_of(digits), defense, wide).verdict == PROTECTED
+    strict = read(task_of(), batch_of(digits), defense)
     assert bound(strict, "fitted model").value > 0.05
     assert strict.verdict == ON_AVERAGE  # as an audit says of it
 
@@ -134,7 +141,7 @@ def test_the_probability_is_that_of_the_bounds(digits):
     from leakbound.bounds import identification, record_priors
 
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(2.0))
-    reading = read(task_of(digits), batch_of(digits), defense, Policy(psnr=23.0))
+    reading = read(task_of(), batch_of(digits), defense, Policy(psnr=23.0))
     limit = bound(reading, "fitted model")
     flat = digits.inputs[1000:1200].flatten(1).double().numpy()
     labels = digits.labels[1000:1200].numpy()
@@ -151,7 +158,7 @@ def test_the_probability_is_that_of_the_bounds(digits):
 def test_a_floor_is_an_estimate_and_decides_nothing(digits, activation):
     policy, noise = Policy(psnr=17.0, error_bound=True), chain(GaussianNoise(1.0))
     accepting = dataclasses.replace(policy, probability=0.5)  # a guess matches many at 17 dB
-    task = task_of(digits, activation=activation)
+    task = task_of(activation=activation)
     reading = read(task, batch_of(digits), noise, policy)
     (limit,) = reading.bounds
     assert limit.psnr < 17.0
@@ -165,7 +172,7 @@ def test_a_floor_is_an_estimate_and_decides_nothing(digits, activation):
 
 def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
     """Over 20 images drawn from the prior, the blind mean image errs by more than the floor."""
-    task = task_of(digits, activation="tanh")
+    task = task_of(activation="tanh")
     policy = Policy(error_bound=True, draws=8)
     (limit,) = read(task, batch_of(digits), chain(GaussianNoise(0.01)), policy).bounds
     flat = digits.inputs[1000:1200]
@@ -177,7 +184,7 @@ def test_the_cheap_floor_is_below_the_error_of_an_attack(digits):
 
 def test_a_release_that_is_not_the_declared_one_gets_no_floor(digits):
     """Two local steps are no single step: the floor of a stand-in is refused."""
-    task, batch = task_of(digits, activation="tanh"), batch_of(digits)
+    task, batch = task_of(activation="tanh"), batch_of(digits)
     update = send(task, batch, NoDefense(), stream(0))
     noise = 0.01 * normal(update.rows.shape, stream(1))
     wrong = Update(3 * update.rows + noise, Unit.CLIENT, (1,), Gaussian(1e-4))
@@ -189,7 +196,7 @@ def test_a_release_that_is_not_the_declared_one_gets_no_floor(digits):
 
 def test_statistics_that_leave_beside_take_every_bound_away(digits):
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
-    task = task_of(digits, "resnet18", width=8, norm="batch")
+    task = task_of("resnet18", width=8, norm="batch")
     batch = batch_of(digits)
     update = send(task, batch, defense, stream(0))
     given = {"batch": batch, "defense": defense, "source": stream(0)}
@@ -224,7 +231,7 @@ def inside_an_mlp(task, attack, *, shuffle=True):
 def test_a_planted_layer_inside_the_agreed_model_is_read(attack, digits):
     """Four images that an ordinary model would mix; the meter reads what the server would."""
     batch = batch_of(digits, 4, at=20)
-    plain = task_of(digits, hidden=(128,))
+    plain = task_of(hidden=(128,))
     planted = inside_an_mlp(plain, attack)
     reading = read(planted, batch)
     found = [v for v in outcome(reading, "PlantedLayer").scores if v >= 20]
@@ -239,16 +246,16 @@ def test_a_planted_layer_inside_the_agreed_model_is_read(attack, digits):
 def test_the_planted_attacks_own_models_are_read(digits):
     batch = batch_of(digits, 3, at=20)
     for attack in (RobbingTheFed(bins=256), TrapWeights(rows=256)):
-        reading = read(attack.plant(task_of(digits)), batch)
+        reading = read(attack.plant(task_of()), batch)
         assert max(outcome(reading, "PlantedLayer").scores) > 25
-    one = read(LinearTrap().plant(task_of(digits)), batch_of(digits))
+    one = read(LinearTrap().plant(task_of()), batch_of(digits))
     assert outcome(one, "PlantedLayer").scores[0] > 60
 
 
 def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
     """Without its law the same noisy update gives less away."""
     batch = batch_of(digits, 2, at=20)
-    planted = inside_an_mlp(task_of(digits, hidden=(128,)), RobbingTheFed(bins=128))
+    planted = inside_an_mlp(task_of(hidden=(128,)), RobbingTheFed(bins=128))
     quiet = read(planted, batch, chain(GaussianNoise(1e-5)))
     loud = read(planted, batch, chain(GaussianNoise(10.0)))
     assert min(outcome(quiet, "PlantedLayer").scores) > 20
@@ -257,7 +264,7 @@ def test_noise_of_a_known_law_reaches_the_planted_reader(digits):
 
 def test_findings_are_taken_as_given(digits):
     finding = LayerFinding("1", "imprint", 99.0, 4.0, "seen before")
-    task, batch = task_of(digits), batch_of(digits)
+    task, batch = task_of(), batch_of(digits)
     update = send(task, batch, NoDefense(), stream(0))
     reading = measure(task, update, batch=batch, findings=[finding], source=stream(0))
     assert reading.findings == (finding,)
@@ -265,7 +272,7 @@ def test_findings_are_taken_as_given(digits):
 
 
 def test_without_a_batch_only_marks_and_bounds_count(digits):
-    task, batch = task_of(digits), batch_of(digits)
+    task, batch = task_of(), batch_of(digits)
     defense = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
     update = send(task, batch, defense, stream(0))
     with pytest.raises(ValueError, match="give the shape"):
@@ -286,7 +293,7 @@ def test_without_a_batch_only_marks_and_bounds_count(digits):
 
 
 def test_stronger_attacks_may_be_added(digits):
-    task = task_of(digits, "simple_convnet")
+    task = task_of("simple_convnet")
     policy = Policy(attacks=(MeanImage(), GradientMatching(steps=2)))
     reading = read(task, batch_of(digits), policy=policy)
     assert [one.attack.name for one in reading.assessments][-2:] == [
@@ -300,7 +307,7 @@ def test_stronger_attacks_may_be_added(digits):
 
 
 def test_what_is_released_and_what_is_kept(digits):
-    reading = read(task_of(digits), batch_of(digits))
+    reading = read(task_of(), batch_of(digits))
     assert set(reading.release()) == {"released-exposed", "released-refused", "released-best"}
     assert reading.release()["released-exposed"] == 1.0
     assert reading.release()["released-best"] == round(reading.best)
@@ -348,7 +355,7 @@ def test_a_wrong_policy_is_refused(wrong, words):
 
 
 def test_the_models_of_dp_training_pass_the_inspection(digits):
-    task = task_of(digits)
+    task = task_of()
     assert inspect(task) == ()
     reading = read(
         task,
@@ -373,7 +380,7 @@ class Spy(MeanImage):
 
 
 def test_attacks_are_shown_what_a_server_sees(digits):
-    task, batch = task_of(digits), batch_of(digits, 3)
+    task, batch = task_of(), batch_of(digits, 3)
     defense = chain(GaussianNoise(0.1))
     SHOWN.clear()
     read(task, batch, defense, Policy(attacks=(Spy(),)))
@@ -388,7 +395,7 @@ def test_attacks_are_shown_what_a_server_sees(digits):
 
 
 def test_a_batch_in_another_range_is_refused(digits):
-    task, batch = task_of(digits), batch_of(digits)
+    task, batch = task_of(), batch_of(digits)
     update = send(task, batch, NoDefense(), stream(0))
     wrong = Batch(2 * batch.inputs - 1, batch.labels)
     with pytest.raises(ValueError, match=r"give the task their range: Task.of\(input_range"):
@@ -397,7 +404,7 @@ def test_a_batch_in_another_range_is_refused(digits):
 
 def test_a_batch_that_was_not_trained_on_is_doubted(digits):
     """The gradient of the images that were shown is the update, up to its size, or is not."""
-    task, batch = task_of(digits), batch_of(digits, 4)
+    task, batch = task_of(), batch_of(digits, 4)
     update = send(task, batch, NoDefense(), stream(0))
     given = {"source": stream(0), "policy": Policy(on_leak="ignore")}
     larger = dataclasses.replace(update, rows=3 * update.rows)
@@ -414,7 +421,7 @@ def test_a_batch_that_was_not_trained_on_is_doubted(digits):
 
 
 def test_noise_of_no_given_defense_is_named_as_such(digits):
-    task, batch = task_of(digits), batch_of(digits)
+    task, batch = task_of(), batch_of(digits)
     noised = send(task, batch, chain(GaussianNoise(1.0)), stream(0))
     reading = measure(task, noised, batch=batch, source=stream(0))
     assert any("no defense was given (defense=)" in note for note in reading.notes)
@@ -423,7 +430,7 @@ def test_noise_of_no_given_defense_is_named_as_such(digits):
 
 
 def test_noise_of_a_seed_gets_no_bound(digits):
-    task, batch = task_of(digits), batch_of(digits)
+    task, batch = task_of(), batch_of(digits)
     update = send(task, batch, PRIVATE, stream(0))
     given = {"batch": batch, "defense": PRIVATE, "policy": ACCEPTED, "source": stream(0)}
     assert measure(task, update, **given).verdict == UNDER_MODEL
@@ -436,7 +443,7 @@ def test_noise_of_a_seed_gets_no_bound(digits):
 @pytest.mark.parametrize("attack", [RobbingTheFed(bins=64), TrapWeights(rows=64)])
 def test_a_layer_that_local_steps_do_not_move_is_read(attack, digits):
     plan = LocalPlan(5, 1e-3, optimizer="adamw")
-    planted = attack.plant(dataclasses.replace(task_of(digits), plan=plan))
+    planted = attack.plant(dataclasses.replace(task_of(), plan=plan))
     reading = read(planted, batch_of(digits, 4, at=20))
     found = outcome(reading, "PlantedLayer")
     assert found.verdict == "exposed"
@@ -448,7 +455,7 @@ def test_a_layer_that_local_steps_do_not_move_is_read(attack, digits):
 def test_a_planted_layer_of_any_size_is_read(scale, spread, digits):
     """The same function with tiny or huge weights: the images come out as before."""
     batch = batch_of(digits, 4, at=20)
-    planted = inside_an_mlp(task_of(digits, hidden=(128,)), RobbingTheFed(bins=128))
+    planted = inside_an_mlp(task_of(hidden=(128,)), RobbingTheFed(bins=128))
     factor = scale * 10 ** (spread * (uniform((128,), stream(0, "own")).double() - 0.5))
     flat = planted.parameters.clone()
     parts = planted.unflatten(flat)
@@ -566,12 +573,12 @@ def test_a_match_that_several_tests_cannot_tell_from_chance_is_said_to_the_clien
 def test_known_parts_are_put_in_and_do_not_count(digits):
     """The client says what attackers have from elsewhere; the labels are not known here."""
     policy = Policy(threat=ThreatModel(labels_known=False, known="region:top"))
-    reading = read(task_of(digits), batch_of(digits), policy=policy)
+    reading = read(task_of(), batch_of(digits), policy=policy)
     assert reading.criterion.known == "region:top"
     assert reading.verdict == EXPOSED
     # A guess has the known half right, which is no reconstruction.
     blind = dataclasses.replace(policy, attacks=(MeanImage(),))
     noisy = chain(ClipExamples(1.0), Mean(), GaussianMechanism(1000.0))
-    guess = outcome(read(task_of(digits), batch_of(digits), noisy, blind), "MeanImage")
+    guess = outcome(read(task_of(), batch_of(digits), noisy, blind), "MeanImage")
     assert guess.verdict != EXPOSED
     assert guess.threat.known == "region:top"

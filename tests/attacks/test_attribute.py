@@ -28,8 +28,8 @@ def people():
 
 PLANS = {
     "one step": LocalPlan(learning_rate=0.1),
-    "epochs of SGD": LocalPlan(steps=24, learning_rate=0.05, batch_size=32),
-    "epochs of Adam": LocalPlan(steps=24, learning_rate=1e-3, batch_size=32, optimizer="adam"),
+    "epochs of SGD": LocalPlan(steps=14, learning_rate=0.05, batch_size=32),
+    "epochs of Adam": LocalPlan(steps=14, learning_rate=1e-3, batch_size=32, optimizer="adam"),
 }
 
 
