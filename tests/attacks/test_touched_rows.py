@@ -233,7 +233,8 @@ def test_where_it_does_not_apply():
     assert "vanished" in TouchedRows()(zero, stream(0)).problem
 
 
-def test_contract():
+def test_contract(monkeypatch):
+    monkeypatch.setitem(globals(), "LEVELS", LEVELS[:3])  # each column costs a model's copies
     domain = table()
     task = Task.of(Each(), domain=domain, classes=2)
     check_attack(TouchedRows(), task=task, batch=Batch(*draw(domain, 2, 0)))

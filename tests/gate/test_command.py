@@ -283,8 +283,9 @@ def test_the_example_is_green(monkeypatch, capsys):
     assert "checking client 1, client:update, client:facts, client:build" in shown.err
 
 
+@pytest.mark.slow
 def test_the_examples_pipeline_is_green_and_red_after_a_regression(place, path):
-    """As .ci/run does it with the wheel, but without the install."""
+    """As .ci/run does it with the wheel, but without the install: CI need not do it twice."""
     project = place / "project"
     shutil.copytree(EXAMPLE, project)
     code, summary = workflow.run(project, PATH=path)
