@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbound.bounds import record_priors
-from leakbound.risk.kappa import BaselineMatches, baseline_matches, refuse_matched
+from leakbound.risk.kappa import BaselineMatches, baseline_matches, matches_at, refuse_matched
 from leakbound.risk.target import Target
 
 
@@ -81,3 +81,13 @@ def test_records_that_reach_each_other_are_counted(monkeypatch):
     few = flat[::3]
     near = np.square(few[:, None] - few).mean(2) <= 0.8
     assert baseline_matches(flat, 0.8).example == pytest.approx((near.sum(1).max() - 1) / 19)
+
+
+def test_several_levels_compare_the_images_once(monkeypatch):
+    images = np.random.default_rng(0).random((30, 4))
+    wanted = [baseline_matches(images, eta) for eta in (0.01, 0.05)]
+    compared = []
+    apart = record_priors._apart
+    monkeypatch.setattr(record_priors, "_apart", lambda *a: compared.append(a) or apart(*a))
+    assert matches_at(images, [0.01, 0.05]) == wanted
+    assert len(compared) == 1

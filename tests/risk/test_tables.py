@@ -222,8 +222,8 @@ def test_matches_of_rows():
     assert found.mean == (own.domain.distance(inputs, blind.expand_as(inputs)) <= 4).double().mean()
     near = (own.domain.distances(inputs, inputs) <= 4).sum(1).max() - 1
     assert found.example == pytest.approx(float(near) / 999)
-    assert own.matches(4) == found
-    assert Examples.of("digits").matches(0.01) == baseline_matches(
+    assert own.matches([4])[0] == found
+    assert Examples.of("digits").matches([0.01])[0] == baseline_matches(
         Examples.of("digits").images, 0.01
     )
 

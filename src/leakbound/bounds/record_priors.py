@@ -354,11 +354,16 @@ def from_images(
 
 def largest_match_rate(images: ArrayLike, eta: float) -> float:
     """The largest share of the other images within an MSE of eta of one; at most 5,000 are used."""
+    return largest_match_rates(images, [eta])[0]
+
+
+def largest_match_rates(images: ArrayLike, levels: Sequence[float]) -> list[float]:
+    """`largest_match_rate` at each level; distances are computed once."""
     few = _thinned(images)
     if len(few) < 2:
-        return 0.0
-    (near,) = _matching(few, few, eta)
-    return (int(near.max()) - 1) / (len(few) - 1)
+        return [0.0 for _ in levels]
+    most = _matching(few, few, *levels).max(1)
+    return [(int(count) - 1) / (len(few) - 1) for count in most]
 
 
 def densest_match_rate(images: ArrayLike, eta: float) -> float:

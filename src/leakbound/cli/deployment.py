@@ -225,7 +225,7 @@ def _against(command: options.BoundOptions, examples: Examples) -> RiskCriteria:
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
         for words, eta in risk.thresholds_of(command, examples.domain)
     ]
-    matches = [examples.matches(eta) for _, eta in levels]
+    matches = examples.matches([eta for _, eta in levels])
     return RiskCriteria(
         levels,
         examples.prior(command.prior, labels_known=command.labels_known),

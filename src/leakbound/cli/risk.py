@@ -205,9 +205,9 @@ def bounded(
         attacks=attacks,
     )
     rows: list[dict[str, Any]] = []
+    matches = examples.matches([eta for _, eta in thresholds])
     for i, (words, eta) in enumerate(thresholds):
-        matches = examples.matches(eta)
-        share = None if matches is None else matches.most
+        share = None if (found := matches[i]) is None else found.most
         rows.append(
             {
                 **words,

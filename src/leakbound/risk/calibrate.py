@@ -460,7 +460,7 @@ def calibrate(
         delta=delta,
         input_range=width,
         prior=basis,
-        matches=examples.matches(target.eta),
+        matches=examples.matches([target.eta])[0],
         examples=examples.count,
         attacks=examples.attacks(),
     )

@@ -20,7 +20,7 @@ from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
 from leakbound.domains import Domain
 from leakbound.domains.known import NOTHING, as_marked, known_parts
-from leakbound.risk.kappa import BaselineMatches, baseline_matches, row_matches
+from leakbound.risk.kappa import BaselineMatches, matches_at, row_matches
 from leakbound.risk.target import Target
 
 SHOWN = 10
@@ -178,13 +178,16 @@ class Examples:
             known_parts(self.form, named)
         return named
 
-    def matches(self, eta: float) -> BaselineMatches | None:
-        """What the prior-only baselines match in the data; None without data."""
+    def matches(self, levels: Sequence[float]) -> Sequence[BaselineMatches | None]:
+        """What the prior-only baselines match in the data at each level; None without data.
+
+        The data are compared with each other once.
+        """
         if self.images is None:
-            return None
+            return [None for _ in levels]
         if self.domain is not None:
-            return self._row_matches(eta)
-        return baseline_matches(self.images, eta)
+            return [self._row_matches(eta) for eta in levels]
+        return matches_at(self.images, levels)
 
     def people(self, declared: int | None) -> int:
         """The most examples of one person: as declared, else as counted, else 1.

@@ -6,7 +6,7 @@ attacker's success below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from leakbound.assess.criterion import distance_of
 from leakbound.bounds import record_priors
-from leakbound.bounds.law import positive, single
-from leakbound.bounds.record_priors import flat_images, largest_match_rate
+from leakbound.bounds.law import Array, positive, single
+from leakbound.bounds.record_priors import flat_images, largest_match_rates
 from leakbound.domains import Domain
 from leakbound.risk.target import Target
 
@@ -62,12 +62,25 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
         >>> round(found.constant, 3), found.value, found.mean, found.example
         (0.667, 0.025, 0.0, 0.5)
     """
+    return matches_at(images, [eta])[0]
+
+
+def matches_at(images: ArrayLike, levels: Sequence[float]) -> list[BaselineMatches]:
+    """`baseline_matches` at each level; images are compared with each other once."""
     flat = flat_images(images)
-    level = single(positive, eta=eta) * (1 + TIE)
+    reached = [single(positive, eta=eta) * (1 + TIE) for eta in levels]
+    examples = largest_match_rates(flat, reached)
+    return [_of_level(flat, *each) for each in zip(reached, examples, strict=True)]
+
+
+def _of_level(
+    flat: Array,
+    level: float,
+    example: float,
+) -> BaselineMatches:
     middle = flat.mean(1)
     variance = flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
-    example = largest_match_rate(flat, level)
     inside = variance <= level
     if not inside.any():
         return BaselineMatches(len(flat), 0.0, float(middle.mean()), mean, example)
