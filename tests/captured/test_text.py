@@ -150,10 +150,5 @@ def test_public_text_in_other_tokens_than_the_models_is_refused():
     """Its words have numbers of their own, so it says nothing of the model's."""
     own = lb.data.load("topics").domain
     assert public_examples("topics", TokenDomain(own.vocabulary, 16)).domain.words == own.words
-    others = tuple(reversed(own.words))
-    for form in (
-        TokenDomain(own.vocabulary + 1, 16),
-        TokenDomain(own.vocabulary, 16, words=others),
-    ):
-        with pytest.raises(ValueError, match="words of its own, and the model"):
-            public_examples("topics", form)
+    with pytest.raises(ValueError, match="in the model's own tokens"):
+        public_examples("topics", TokenDomain(own.vocabulary + 1, 16))

@@ -541,5 +541,5 @@ class Switched(Viewed):
 
 
 def test_a_mode_whose_method_does_more_than_to_set_flags_is_tried():
-    with pytest.raises(NoPath, match="not always in the same way"):
+    with pytest.raises(NoPath, match="computes 'flip'"):
         path_to(Task.of(Switched(plain)), SHAPE, "first")

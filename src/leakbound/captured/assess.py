@@ -40,7 +40,7 @@ from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.schema import Schema
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES, read_columns
-from leakbound.domains import Domain, TokenDomain, has_neighbors
+from leakbound.domains import Domain, has_neighbors
 from leakbound.domains.known import KnownValues, known_parts
 from leakbound.losses import named, next_labels
 from leakbound.randomness import stream
@@ -449,14 +449,13 @@ def public_examples(
             f"model takes {wanted}; give examples of that shape"
         )
     own = dataset.domain
-    if isinstance(own, TokenDomain) and isinstance(form, TokenDomain):
-        # Another word has each number, or some: what is frequent would be another word's share.
-        others = form.words and own.words != form.words
-        if own.vocabulary != form.vocabulary or others:
-            raise ValueError(
-                f"public data {source!r} has {own.vocabulary} words of its own, and the model "
-                f"{form.vocabulary} tokens; give public text in the model's tokens (npz:FILE)"
-            )
+    if not (form.rescaled or own.rescaled) and form.input_range != own.input_range:
+        # Of text with words of its own, what is frequent would be another word's share.
+        raise ValueError(
+            f"public data {source!r} has values from {own.input_range[0]:g} to "
+            f"{own.input_range[1]:g}, and the model takes {form.input_range[0]:g} to "
+            f"{form.input_range[1]:g}; give text in the model's own tokens (npz:FILE)"
+        )
     return PublicExamples(dataset, form.input_range if form.rescaled else None, device)
 
 
