@@ -380,8 +380,8 @@ def _logits(output: Any, loss: Loss) -> Tensor:
         return scores
     raise WrongOutput(
         f"the model returns a {type(output).__name__}; return a tensor of class scores (B, K), or "
-        "an object with them as `logits` (wrap the model in a module that does), or give a loss of "
-        "your own that takes what the model returns"
+        "an object with them as `logits` (from a subclass of the model: a wrapper would change the "
+        "names of weights), or give a loss of your own that takes what the model returns"
     )
 
 

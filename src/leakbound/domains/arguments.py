@@ -24,6 +24,7 @@ from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
 from leakbound.randomness import stream
 
+DECODED = "decoder_input_ids"
 FORMS = ("split", "keywords", "dictionary")
 TRIALS = 16
 """Rows on which an adapted model must agree with the user's."""
@@ -217,7 +218,8 @@ class TakesTokens:
     """The forward pass of a language model for token numbers (N, n), padded to the right or left.
 
     A model with an argument `attention_mask` gets 0 there for padding; one with `use_cache` keeps
-    no cache. Other models get the tokens alone.
+    no cache. The decoder of an encoder-decoder gets the encoder's tokens. Other models get the
+    tokens alone.
     """
 
     def __init__(
@@ -227,8 +229,11 @@ class TakesTokens:
     ) -> None:
         self.forward = forward
         self.domain = domain
-        known = inspect.signature(forward).parameters
+        base = getattr(getattr(forward, "__self__", None), "get_base_model", None)
+        # PEFT's model hands named arguments on to its base.
+        known = inspect.signature(base().forward if base else forward).parameters
         self.masked = "attention_mask" in known and domain.padding is not None
+        self.decoded = DECODED in known
         self.fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
 
     def __call__(self, tokens: Tensor) -> Any:
@@ -238,7 +243,14 @@ class TakesTokens:
             padding = self.domain.padding
             assert padding is not None  # `masked` says so
             more["attention_mask"] = tokens.ne(padding).long()
+        if self.decoded:
+            more[DECODED] = tokens
         return self.forward(tokens, **more)
+
+
+def decodes(model: nn.Module) -> bool:
+    """Whether a model that takes tokens is an encoder-decoder."""
+    return getattr(vars(model).get("forward"), "decoded", False)
 
 
 def takes_codes(column: Column) -> bool:

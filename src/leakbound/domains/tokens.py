@@ -43,9 +43,9 @@ class TokenDomain(PartsDomain):
     what = "sequences of tokens"
     examples_recur = True
     advice = (
-        "it gets tokens (B, n) of torch.int64 and nothing else: give fewer tokens, or a module "
-        "that takes tokens alone and returns scores, such as a wrapper around an encoder-decoder "
-        "that fills in the decoder's input"
+        "it gets tokens (B, n) of torch.int64 and nothing else: give fewer tokens, or a subclass "
+        "whose forward takes tokens alone and returns scores, such as CLIP's text features "
+        "(a wrapper would change the names of weights)"
     )
 
     def __post_init__(self) -> None:

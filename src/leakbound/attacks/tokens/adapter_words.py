@@ -13,7 +13,13 @@ from leakbound import check
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.idle import beside_decay
-from leakbound.attacks.tokens.adapters import MOST_ATOMS, FirstLayer, same_inputs, shared_space
+from leakbound.attacks.tokens.adapters import (
+    MOST_ATOMS,
+    FirstLayer,
+    of_each,
+    same_inputs,
+    shared_space,
+)
 from leakbound.attacks.tokens.layers import (
     dictionary,
     filled,
@@ -186,10 +192,21 @@ class AdapterWords(Attack):
 
     @torch.no_grad()
     def _of_row(self, row: SentRow) -> LikelyTokens:
-        task = row.task
-        layer = FirstLayer.of(task)
+        layers = FirstLayer.each(row.task)
         if row.is_zero:
             raise NotApplicable(VANISHED)
+        each = of_each(layers, lambda layer: self._of_layer(row, layer, self.level / len(layers)))
+        clear = dict.fromkeys(token for found in each for token in found.clear)
+        likely = dict.fromkeys(token for found in each for token in found.likely)
+        return LikelyTokens(tuple(clear), tuple(k for k in likely if k not in clear))
+
+    def _of_layer(
+        self,
+        row: SentRow,
+        layer: FirstLayer,
+        level: float,
+    ) -> LikelyTokens:
+        task = row.task
         earlier = same_inputs(row, layer, _rows)
         changes = [_changes(one, layer) for one in (row, *earlier)]
         rows = torch.cat(changes)
@@ -220,7 +237,7 @@ class AdapterWords(Attack):
         pursuit = _Pursuit.of(
             rows,
             atoms,
-            self.level,
+            level,
         )
         chosen, squares = pursuit.tokens()
         order = squares.argsort(descending=True).tolist()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from leakbound.attacks.tokens.pursuit import (
     pursue,
 )
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
+from leakbound.domains.arguments import decodes
 from leakbound.randomness import permutation, stream, uniform
 
 MOST_ATOMS = 400_000_000
@@ -188,7 +190,8 @@ def _adds(
 class FirstLayer:
     """The adapters that get the first attention layer's inputs, which mix no places.
 
-    `hook` is a module that gets these inputs. `by_place`: they depend on the place, too.
+    Such layers are one, or two of an encoder-decoder: its decoder reads tokens of its own. `hook`
+    is a module that gets these inputs. `by_place`: they depend on the place, too.
     """
 
     pairs: tuple[Pair, ...]
@@ -196,7 +199,7 @@ class FirstLayer:
     by_place: bool
 
     @staticmethod
-    def of(task: Task) -> FirstLayer:
+    def each(task: Task) -> tuple[FirstLayer, ...]:
         """Find them by an experiment: each place of a random sequence must give what the place
         gives if its token fills the whole sequence.
 
@@ -209,21 +212,24 @@ class FirstLayer:
             raise NotApplicable("the model has no low-rank adapter (a pair of weights A, B)")
         draw = uniform((2, domain.length), stream(0, "adapter", "layer"))
         drawn = (draw * domain.vocabulary).long().clamp_max(domain.vocabulary - 1)
+        # Every other place of both holds one token: where it shows more, places mix.
+        drawn[1, ::2] = drawn[0, ::2]
         drawn = drawn.to(task.parameters.device)
         every = drawn.flatten()[:, None].expand(-1, domain.length)
         place = torch.arange(domain.length).repeat(2)
-        kept: list[Pair] = []
+        first: dict[str, Tensor] = {}
+        found: dict[str, FirstLayer] = {}
         not_called: list[str] = []
-        first = None
-        hook = ""
-        by_place = False
+        most = 1 + decodes(task.model)
         for pair in pairs:
             called = _called(task, pair, drawn)
             if called is None:
                 not_called.append(pair.hook)
                 continue
             seen = inputs_of(task, called, drawn).double().cpu()
-            if first is None:
+            same = next((hook for hook, held in first.items() if _same(held, seen)), None)
+            mixed = _differ(seen[0, ::2], seen[1, ::2])
+            if same is None and len(found) < most and not mixed:
                 alone = inputs_of(task, called, every).double().cpu()
                 if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
                     continue
@@ -233,22 +239,47 @@ class FirstLayer:
                         "weights (ALBERT): its change is also that of later layers' inputs; this "
                         "attack does not cover it, and nothing says that it reveals less"
                     )
-                first = seen
-                hook = called
-                by_place = _differ(alone, alone[:, :1])
-            if first.shape == seen.shape and not _differ(first, seen):
-                kept.append(pair)
-        if not kept and not_called:
+                first[called] = seen
+                found[called] = FirstLayer((), called, _differ(alone, alone[:, :1]))
+                same = called
+            if same is not None:
+                layer = found[same]
+                found[same] = replace(layer, pairs=(*layer.pairs, pair))
+        if not found and not_called:
             raise NotApplicable(
                 f"the model calls neither {not_called[0]!r} nor the layer around it on the "
                 "layer's inputs; this attack does not cover such adapters, and nothing says that "
                 "they reveal less"
             )
-        if not kept:
+        if not found:
             raise NotApplicable(
                 "no adapter gets the first attention layer's inputs: those of the others mix places"
             )
-        return FirstLayer(tuple(kept), hook, by_place)
+        return tuple(found.values())
+
+
+Found = TypeVar("Found")
+
+
+def of_each(
+    layers: Sequence[FirstLayer],
+    find: Callable[[FirstLayer], Found],
+) -> list[Found]:
+    """What `find` gives for each layer to which it applies.
+
+    Raises:
+        NotApplicable: it applies to none; the first reason.
+    """
+    found = list[Found]()
+    reasons = list[NotApplicable]()
+    for layer in layers:
+        try:
+            found.append(find(layer))
+        except NotApplicable as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[0]
+    return found
 
 
 def _called(
@@ -263,6 +294,10 @@ def _called(
             inputs_of(task, name, sequences)
             return name
     return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and not _differ(a, b)
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
@@ -444,40 +479,45 @@ class AdapterPursuit(Attack):
         each: list[FoundTokens] = []
 
         def one(row: SentRow) -> Answer:
-            result = self._of_row(row)
-            each.append(result)
+            results = self._of_row(row)
+            each.extend(results)
+            result = results[0]
             rows, problem = _filled(result, row.count, domain.length)
             return Answer(rows, problem, result.residual)
 
         observation = summed(observation)
         answer = each_row(observation, seen_task(observation), one)
-        if not all(result.certain for result in each) or not handed_on(observation.task):
+        sure = [result.tokens for result in each if result.certain]
+        if not sure or not handed_on(observation.task):
             return answer
-        tokens = sorted(set().union(*(result.tokens for result in each)))
+        tokens = sorted(set().union(*sure))
         return replace(answer, facts=words(domain, tokens, CHANCE * len(each), ASSUMES))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""
-        rows = _sums(observation)
-        each = (self._of_row(row).tokens for row in rows)
-        return tuple(sorted(set().union(*each)))
+        each = (result for row in _sums(observation) for result in self._of_row(row))
+        return tuple(sorted({token for result in each for token in result.tokens}))
 
     def found(self, observation: Observation) -> FoundTokens:
-        """The tokens in the first row of the update, and whether they are certain."""
-        return self._of_row(_sums(observation)[0])
+        """The tokens of the first such layer in the first row of the update."""
+        return self._of_row(_sums(observation)[0])[0]
 
     @torch.no_grad()
-    def _of_row(self, row: SentRow) -> FoundTokens:
-        task = row.task
-        count = row.count
+    def _of_row(self, row: SentRow) -> list[FoundTokens]:
+        """The tokens of each layer that reads them, as far as it shows them."""
         if not row.values.isfinite().all():
             raise NotApplicable("the update is not finite")
         if (reason := not_sgd(row.observation)) is not None:
             raise NotApplicable(reason)
-        layer = FirstLayer.of(task)
-        some = touched(row)
+        layers = FirstLayer.each(row.task)
         if row.is_zero:
-            return FoundTokens((), None, float("nan"), False, VANISHED)
+            return [FoundTokens((), None, float("nan"), False, VANISHED)]
+        return of_each(layers, lambda layer: self._of_layer(row, layer))
+
+    def _of_layer(self, row: SentRow, layer: FirstLayer) -> FoundTokens:
+        task = row.task
+        count = row.count
+        some = touched(row)
         rows = _downs(row, layer)
         first: FoundTokens | None = None
         if len(rows):

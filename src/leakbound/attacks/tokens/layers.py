@@ -214,9 +214,13 @@ def embeddings(task: Task) -> list[str]:
     Raises:
         NotApplicable: there is none.
     """
-    ids = probe(token_domain(task)).to(task.parameters.device)
+    domain = token_domain(task)
+    ids = probe(domain).to(task.parameters.device)
     calls = _calls(task, ids, nn.Embedding)
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
+    # Tables of places may get tokens, too, whose number alone they use.
+    modules: dict[str, Any] = {name: task.model.get_submodule(name) for name in read}
+    read = [name for name in read if modules[name].num_embeddings >= domain.vocabulary]
     if not read:
         raise NotApplicable("the model calls no nn.Embedding with the tokens")
     return read
