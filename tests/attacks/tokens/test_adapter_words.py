@@ -18,6 +18,7 @@ from leakbound.attacks.tokens.adapter_words import (
     _Pursuit,
     _squares,
 )
+from leakbound.attacks.tokens.layers import chosen, inputs_of, readers
 from leakbound.core import LocalPlan, NotApplicable
 from leakbound.randomness import normal, permutation, stream
 
@@ -237,3 +238,45 @@ def test_what_does_not_apply_is_named(monkeypatch):
     monkeypatch.setattr(adapter_words, "MOST_ATOMS", 1000)
     with pytest.raises(NotApplicable, match="do not fit in memory"):
         AdapterWords().found(sent(0, ids))
+
+
+def merged(seed, ids, learned):
+    """An update of queries and values: B (A + words), with A random, and the words in their size.
+
+    Every direction changes if there is no size.
+    """
+    model = models.decoder(
+        input_shape=(LENGTH,),
+        classes=WORDS,
+        width=WIDTH,
+        layers=2,
+        heads=4,
+        generator=stream(seed, "whole"),
+    )
+    observation = seen(model, ids, labels=ids, words=WORDS)
+    task = observation.task
+    group, _ = chosen(readers(task))
+    source = stream(seed, "merged")
+    inputs = inputs_of(task, group.names[0], ids).flatten(0, 1)
+    values = torch.zeros_like(task.parameters)
+    for name, _ in group.weights:
+        part = task.unflatten(values)[name]
+        down = _normalized(normal((4, WIDTH), source))
+        if learned:
+            sums = normal((4, len(inputs)), source) @ inputs
+            down = down + learned * _normalized(sums)
+        up = normal((len(part), 4), source)
+        part += up @ down if learned else normal(part.shape, source)
+    update = replace(observation.update, rows=values[None])
+    return replace(observation, update=update)
+
+
+def test_a_merged_adapter_shows_words_once_training_has_moved_it():
+    ids = drawn(5)
+    early, late = (AdapterWords().found(merged(5, ids, size)) for size in (0.02, 3.0))
+    assert not early.clear
+    wrong, part = shares(late.clear, ids)
+    assert wrong == 0
+    assert part > 0.3
+    with pytest.raises(NotApplicable, match="as no merged adapter changes it"):
+        AdapterWords().found(merged(5, ids, 0.0))

@@ -130,7 +130,7 @@ def test_experiment_finds_adapters_of_own_code_in_both_forms():
         task = Task.of(tiny(0, across=across), domain=TokenDomain(60, 4))
         found = {(p.a, p.b, p.hook) for p in pairs_of(task)}
         assert found == {(f"{k}.first", f"{k}.second", k) for k in ("query", "value", "deep")}
-        layer = FirstLayer.each(task)[0]
+        layer = FirstLayer.each(task, pairs_of(task))[0]
         assert {pair.hook for pair in layer.pairs} == {"query", "value"}
         assert not layer.by_place
 
@@ -168,7 +168,7 @@ def test_one_sequence_with_positions_is_found_in_order():
 def test_places_that_add_are_one_space():
     """P x is parallel for all places of a token, also for tokens that did not measure the space."""
     task = Task.of(tiny(3, places=6, dtype=torch.float64), domain=TokenDomain(60, 6))
-    layer = FirstLayer.each(task)[0]
+    layer = FirstLayer.each(task, pairs_of(task))[0]
     assert layer.by_place
     space = shared_space(task, layer, 6)
     assert space is not None
@@ -185,7 +185,10 @@ def test_pursuit_agrees_with_brute_force():
         ids = drawn(seed, 1, 2 + seed % 4, words=12)
         model = tiny(seed, words=12, width=10, rank=1, dtype=torch.float64)
         observation = seen(model, ids, words=12)
-        task, layer = observation.task, FirstLayer.each(observation.task)[0]
+        task, layer = (
+            observation.task,
+            FirstLayer.each(observation.task, pairs_of(observation.task))[0],
+        )
         row = SentRow(observation, task, 0, 1)
         rows = torch.cat([gradient_rows(row, p, p.a) for p in layer.pairs])
         atoms = torch.cat([values[:, 0] for _, values in dictionary(task, layer.hook, 1)])
@@ -204,7 +207,7 @@ def test_pursuit_agrees_with_brute_force():
 def test_pruning_drops_what_is_not_needed():
     ids = drawn(4, 1, 4)
     observation = seen(tiny(4), ids)
-    task, layer = observation.task, FirstLayer.each(observation.task)[0]
+    task, layer = observation.task, FirstLayer.each(observation.task, pairs_of(observation.task))[0]
     row = SentRow(observation, task, 0, 1)
     rows = torch.cat([gradient_rows(row, p, p.a) for p in layer.pairs])
     atoms = Atoms(dictionary(task, layer.hook, 1), by_place=False)

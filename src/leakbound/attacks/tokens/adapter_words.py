@@ -16,7 +16,9 @@ from leakbound.attacks.idle import beside_decay
 from leakbound.attacks.tokens.adapters import (
     MOST_ATOMS,
     FirstLayer,
+    Pair,
     of_each,
+    pairs_of,
     same_inputs,
     shared_space,
 )
@@ -24,11 +26,13 @@ from leakbound.attacks.tokens.layers import (
     dictionary,
     filled,
     handed_on,
+    readers,
     token_domain,
     touched,
     words,
 )
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal, stream
 
 BLOCK = 8
 """Tokens that one step of the pursuit may choose."""
@@ -65,6 +69,8 @@ COMMON = 4096
 """The most frequent tokens, whose echoes in other tokens are counted."""
 RARE = 10
 """Without public text, token i is as frequent as 1 / (i + RARE): tokenizers sort by frequency."""
+MERGED = ""
+"""In place of B: the adapter was added to the weight."""
 PART = 2**14
 """Rows of the word table that are worked on at a time, where copies take memory."""
 FEWEST = 50
@@ -108,6 +114,9 @@ class AdapterWords(Attack):
     frequencies of public text if there is some, else by the number of the token, as tokenizers sort
     by frequency. It counts for what sets it apart from its neighbors, and only if it spreads over
     the coordinates and is not what all share. Other tokens that stand out are likely, not stated.
+
+    An adapter that was added to its weight leaves the row space of A in the change. There words
+    stand out from a random A as soon as training has moved A far: after hundreds of steps.
 
     All adapters that get these inputs count together, and so do earlier rounds of the same client,
     whether they hold the same examples or not.
@@ -192,13 +201,18 @@ class AdapterWords(Attack):
 
     @torch.no_grad()
     def _of_row(self, row: SentRow) -> LikelyTokens:
-        layers = FirstLayer.each(row.task)
+        pairs = pairs_of(row.task) or _merged(row.task)
+        layers = FirstLayer.each(row.task, pairs)
         if row.is_zero:
             raise NotApplicable(VANISHED)
-        each = of_each(layers, lambda layer: self._of_layer(row, layer, self.level / len(layers)))
-        clear = dict.fromkeys(token for found in each for token in found.clear)
-        likely = dict.fromkeys(token for found in each for token in found.likely)
-        return LikelyTokens(tuple(clear), tuple(k for k in likely if k not in clear))
+        level = self.level / len(layers)
+        each = of_each(layers, lambda layer: self._of_layer(row, layer, level))
+        clear = [token for found in each for token in found.clear]
+        likely = [token for found in each for token in found.likely if token not in clear]
+        return LikelyTokens(
+            clear=tuple(dict.fromkeys(clear)),
+            likely=tuple(dict.fromkeys(likely)),
+        )
 
     def _of_layer(
         self,
@@ -273,13 +287,49 @@ def _rows(observation: Observation) -> list[SentRow]:
     return rows_of(observation, seen_task(observation))
 
 
+def _merged(task: Task) -> list[Pair]:
+    """Trained weights of the first layers, to which a client may have added B A."""
+    weights = (
+        Pair(weight, MERGED, group.names[0], flip)
+        for group in readers(task)
+        for weight, flip in group.weights
+        if not group.mixes and weight in task.names
+    )
+    return list(weights)
+
+
 def _changes(row: SentRow, layer: FirstLayer) -> Tensor:
     """(m, d) the changes of the layer's adapters A that are not zero, float64."""
     parts = row.task.unflatten(row.values)
     pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
     blocks = [pair.matrix(parts, pair.a) for pair in pairs]
     rows = torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
-    return rows[rows.any(1)]
+    rows = rows[rows.any(1)]
+    return _directions(rows) if len(rows) and pairs[0].b == MERGED else rows
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """(k, d) orthonormal: the few directions of the change of weights that adapters leave.
+
+    Raises:
+        NotApplicable: there are more.
+    """
+    most = rows.shape[1] // THIN + 1
+    # Random sums of the rows span what they do, and are few.
+    weights = normal(
+        (most, len(rows)),
+        stream(0, "merged"),
+        like=rows,
+    )
+    mixed = weights @ _normalized(rows)
+    _, sizes, axes = torch.linalg.svd(mixed, full_matrices=False)
+    kept = int((sizes > FAINT * sizes[0]).sum())
+    if len(rows) <= most or kept == most:
+        raise NotApplicable(
+            "the model has no low-rank adapter (a pair of weights A, B), and its first layer "
+            f"changed in {most} directions or more, as no merged adapter changes it"
+        )
+    return axes[:kept]
 
 
 def _atoms(

@@ -199,14 +199,13 @@ class FirstLayer:
     by_place: bool
 
     @staticmethod
-    def each(task: Task) -> tuple[FirstLayer, ...]:
+    def each(task: Task, pairs: Sequence[Pair]) -> tuple[FirstLayer, ...]:
         """Find them by an experiment: each place of a random sequence must give what the place
         gives if its token fills the whole sequence.
 
         Raises:
             NotApplicable: the model has no adapter, or none there.
         """
-        pairs = pairs_of(task)
         domain = token_domain(task)
         if not pairs:
             raise NotApplicable("the model has no low-rank adapter (a pair of weights A, B)")
@@ -482,7 +481,11 @@ class AdapterPursuit(Attack):
             results = self._of_row(row)
             each.extend(results)
             result = results[0]
-            rows, problem = _filled(result, row.count, domain.length)
+            rows, problem = _filled(
+                result,
+                row.count,
+                domain.length,
+            )
             return Answer(rows, problem, result.residual)
 
         observation = summed(observation)
@@ -509,7 +512,8 @@ class AdapterPursuit(Attack):
             raise NotApplicable("the update is not finite")
         if (reason := not_sgd(row.observation)) is not None:
             raise NotApplicable(reason)
-        layers = FirstLayer.each(row.task)
+        pairs = pairs_of(row.task)
+        layers = FirstLayer.each(row.task, pairs)
         if row.is_zero:
             return [FoundTokens((), None, float("nan"), False, VANISHED)]
         return of_each(layers, lambda layer: self._of_layer(row, layer))

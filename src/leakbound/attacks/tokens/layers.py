@@ -237,6 +237,8 @@ def touched(row: SentRow) -> Tensor | None:
         for name in embeddings(task):
             if (weight := sent.get(f"{name}.weight")) is not None:
                 rows = weight[: token_domain(task).vocabulary].any(1).cpu()
+                if not rows.any():  # frozen, whatever the model says
+                    continue
                 padding: Any = task.model.get_submodule(name).padding_idx
                 if padding is not None:
                     # Its row never has a gradient, whether it occurs or not.
