@@ -19,6 +19,7 @@ from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.client import local_update
 from leakbound.core import LocalPlan, Task
 from leakbound.domains import TokenDomain, of_shape
+from leakbound.losses import next_labels
 from leakbound.randomness import stream
 
 from .flat import attack_update
@@ -36,12 +37,14 @@ def build():
     return models.decoder(input_shape=(N,), classes=V, width=32, generator=stream(0, "text"))
 
 
-def trained(tokens):
+def trained(tokens, padding=None):
     """The weights before and after one step of SGD."""
     model = build()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    task = Task.of(model, domain=TokenDomain(V, N), loss="next_token", plan=LocalPlan(1, RATE))
-    step = task.unflatten(RATE * local_update(task, tokens, tokens))
+    domain = TokenDomain(V, N, padding)
+    task = Task.of(model, domain=domain, loss="next_token", plan=LocalPlan(1, RATE))
+    labels = tokens if padding is None else next_labels(tokens, padding)
+    step = task.unflatten(RATE * local_update(task, tokens, labels))
     return before, {k: v - step[k] for k, v in before.items()}
 
 
@@ -95,6 +98,37 @@ def test_from_the_command_line(tokens, tmp_path, monkeypatch, capsys):
     assert "--batch-size" in capsys.readouterr().err
     assert attack(*words, *told, "--input-shape", "1,8") == 2
     assert "give their length" in capsys.readouterr().err
+
+
+def test_padding_is_told_on_the_command_line(tokens, tmp_path, monkeypatch, capsys):
+    """Training scores no padding, so who takes it for text explains less."""
+    tokens = tokens.clamp_min(1)
+    tokens[1, 4:] = 0
+    before, after = trained(tokens, 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_padded.py").write_text(
+        "from leakbound import models, stream\n"
+        f"build = lambda **_: models.decoder(input_shape=({N},), classes={V}, width=32, "
+        "generator=stream(0, 'text'))\n"
+    )
+    save_file(before, "before.safetensors")
+    save_file(after, "after.safetensors")
+    words = [
+        "--update",
+        "after.safetensors",
+        "--before",
+        "before.safetensors",
+        "--local-steps",
+        "1",
+    ]
+    words += ["--model", "own_padded:build", "--input-shape", str(N), "--learning-rate", str(RATE)]
+    words += ["--batch-size", "2", "--attack", "token_span"]
+    attack(*words, "--vocabulary", str(V), "--padding", "0")
+    assert "100%" in capsys.readouterr().out
+    attack(*words, "--vocabulary", str(V))
+    assert "100%" not in capsys.readouterr().out
+    assert attack(*words, "--padding", "0") == 2
+    assert "give --vocabulary or --tokenizer" in capsys.readouterr().err
 
 
 def test_floats_are_no_tokens(tokens, tmp_path):

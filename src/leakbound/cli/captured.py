@@ -167,6 +167,10 @@ def _settings(
     else:
         shape = _shape(command.input_shape or about.get("input_shape", ""))
     words: tuple[str, ...] = ()
+    if command.padding is not None and command.vocabulary is None and command.tokenizer is None:
+        raise ValueError(
+            f"padding is {command.padding}, a token; give --vocabulary or --tokenizer too"
+        )
     if command.tokenizer is not None:
         words = data.token_words(command.tokenizer, command.vocabulary)
     vocabulary = command.vocabulary or len(words)
@@ -176,7 +180,7 @@ def _settings(
                 f"vocabulary is {vocabulary}, for sequences of tokens; give their length "
                 "(--input-shape 32), and no schema"
             )
-        domain = TokenDomain(vocabulary, shape[0], words=words)
+        domain = TokenDomain(vocabulary, shape[0], command.padding, words)
         if classes is None:  # otherwise it classifies whole sequences
             classes = vocabulary
             loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss

@@ -82,19 +82,20 @@ class AttackOptions:
         "Experiment": "attack model data schema loss batch_size people defense seed time",
         "Attacker": "known labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary "
-        "tokenizer classes labels known_values local_steps learning_rate local_batch_size "
-        "optimizer weight_decay steps_search truth public round memory device",
+        "tokenizer padding classes labels known_values local_steps learning_rate "
+        "local_batch_size optimizer weight_decay steps_search truth public round memory device",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss people time known known_values statistics_known adapter kind input_range "
-        "vocabulary tokenizer classes labels local_steps learning_rate local_batch_size optimizer "
-        "weight_decay steps_search round memory device lpips_weights no_examples"
+        "vocabulary tokenizer padding classes labels local_steps learning_rate local_batch_size "
+        "optimizer weight_decay steps_search round memory device lpips_weights no_examples"
     )
     UNUSED: ClassVar = {
         "describes a captured update; give --update FILE too": "before adapter kind input_shape "
-        "known_values tokenizer classes labels local_steps learning_rate local_batch_size "
-        "optimizer weight_decay steps_search truth public round memory device no_examples",
+        "known_values tokenizer padding classes labels local_steps learning_rate "
+        "local_batch_size optimizer weight_decay steps_search truth public round memory device "
+        "no_examples",
         "is for a simulated experiment; leave it out with --update": "labels_unknown "
         "defense_unknown malicious_server statistics_known lpips_weights",
         "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
@@ -172,6 +173,8 @@ class AttackOptions:
     --classes, the model classifies sequences."""
     tokenizer: File = None
     """The model's tokenizer.json: words in place of numbers, and --vocabulary by default."""
+    padding: int | None = None
+    """The token that fills sequences that are shorter, on either side."""
     classes: int | None = None
     """Classes of the model; by default its number of outputs."""
     labels: Annotated[str, Option("LABELS")] = ""
