@@ -159,7 +159,9 @@ class LocalPlan:
             >>> LocalPlan(steps=2, momentum=0.5).total_weight
             2.5
         """
-        return float(sum(sum(self.momentum**k for k in range(t + 1)) for t in range(self.steps)))
+        kept = self.momentum
+        # In closed form: a file may state a billion steps.
+        return (self.steps - kept * (1 - kept**self.steps) / (1 - kept)) / (1 - kept)
 
 
 @dataclass(frozen=True, eq=False)

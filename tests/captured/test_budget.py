@@ -219,9 +219,8 @@ def test_how_often_a_search_trains_before_it_asks_for_the_time():
         assert build("attack", name, {}).step_trainings == calls, name
 
 
-def test_searches_for_tokens_are_measured_too():
-    """The step that is timed is one of weights of candidate tokens, and is refused in words."""
-    known = TrainingInfo(examples=2, learning_rate=0.1, steps=1)
+def of_text(steps):
+    """A decoder, an update of two sequences, and what is known of it."""
     generator = torch.Generator().manual_seed(0)
     model = models.decoder(
         input_shape=(6,),
@@ -239,12 +238,13 @@ def test_searches_for_tokens_are_measured_too():
         for weight in model.parameters():
             weight -= 0.1 * weight.grad
     update = load(dict(model.state_dict()), before, kind="weights")
-    settings = Settings(
-        (6,),
-        domain=TokenDomain(40, 6),
-        attacks="token_matching,steps=3",
-        loss="next_token",
-    )
+    settings = Settings((6,), domain=TokenDomain(40, 6), loss="next_token", seconds=30.0)
+    return model, update, settings, TrainingInfo(examples=2, learning_rate=0.1, steps=steps)
+
+
+def test_searches_for_tokens_are_measured_too():
+    """The step that is timed is one of weights of candidate tokens, and is refused in words."""
+    model, update, settings, known = of_text(1)
     costs = []
     taken = budget.step_cost
 
@@ -254,9 +254,19 @@ def test_searches_for_tokens_are_measured_too():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(budget, "step_cost", noted)
-        (record,) = attack_update(update, model, replace(settings, seconds=30.0), known).records
+        settings = replace(settings, attacks="token_matching,steps=3")
+        (record,) = attack_update(update, model, settings, known).records
     assert costs[0].search.one.seconds < 5
     assert "not run: its first step takes about" in record.reason
+
+
+def test_what_closed_forms_on_text_explain_keeps_to_the_time():
+    """A million local steps would take hours to simulate."""
+    model, update, settings, known = of_text(1_000_000)
+    settings = replace(settings, attacks="token_rows")
+    (record,) = attack_update(update, model, settings, known).records
+    assert record.capture.explained is None
+    assert any("not computed: a simulated training takes" in n for n in record.capture.notes)
 
 
 def test_lbfgs_sees_the_time_only_after_its_line_search():

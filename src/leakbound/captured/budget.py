@@ -27,6 +27,8 @@ COST = "cost of a search step"
 LONG = 1.0
 MUCH = 1e9
 """Seconds and bytes of a search step from which its cost is worth a line."""
+FEW = 2
+"""Tokens of which closed forms on text weigh candidates, to measure a training."""
 JUDGED = 3
 """Simulated trainings beside a search: before it, its diagnosis, and what its answer explains."""
 
@@ -49,9 +51,9 @@ def step_cost(
 ) -> StepCost | None:
     """The measured cost of simulated training, None if it cannot be simulated; as `measure`."""
     observation = inferred.observation
-    if engines:  # closed forms need no candidates
-        with suppress(NotApplicable):  # of other data than text
-            observation = soft(observation, stream(0, "cost"))
+    with suppress(NotApplicable):  # of other data than text
+        # Closed forms need few candidates: what they explain is a training alone.
+        observation = soft(observation, stream(0, "cost"), None if engines else FEW)
 
     def labels(inputs: Tensor) -> Tensor:
         return _labels(observation, inputs)

@@ -166,13 +166,21 @@ def candidates_of(observation: Observation) -> Tensor:
     return torch.tensor(sorted(tokens if domain.padding is None else tokens | {domain.padding}))
 
 
-def soft(observation: Observation, generator: torch.Generator) -> Observation:
-    """The observation as the search sees it: inputs are the weights of its first candidates.
+def soft(
+    observation: Observation,
+    generator: torch.Generator,
+    most: int | None = None,
+) -> Observation:
+    """The observation as the search sees it: inputs are the weights of its first candidates, or of
+    the first `most` tokens.
 
     Raises:
         NotApplicable: the search does not apply.
     """
-    candidates = candidates_of(observation).to(observation.task.parameters.device)
+    vocabulary = token_domain(observation.task).vocabulary
+    candidates = (
+        candidates_of(observation) if most is None else torch.arange(min(most, vocabulary))
+    ).to(observation.task.parameters.device)
     return _of_weights(observation, _labels(observation, generator), candidates)
 
 
