@@ -230,12 +230,12 @@ class Prefixed(nn.Module):
 def test_models_of_tokens_get_advice_about_tokens():
     words = TokenDomain(9, 5)
     data = (torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[1, 2, 3, 4, 5]]))
-    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* encoder-decoder") as error:
+    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* subclass") as error:
         simulate(Pairs(), data, loss="next_token", domain=words, attack="token_rows")
     assert "28" not in str(error.value)
     update = {name: torch.ones_like(value) for name, value in Pairs().named_parameters()}
     facts = {"kind": "gradient", "domain": words, "loss": "next_token", "examples": 1}
-    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* encoder-decoder") as error:
+    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* subclass") as error:
         attack_update(update, Pairs(), **facts)
     assert "28" not in str(error.value)
     with pytest.raises(ValueError, match="prefix tuning is not supported"):
