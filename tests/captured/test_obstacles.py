@@ -1,6 +1,7 @@
 """Undecided with a reason, a distance, a next step, and what leaked from similar updates."""
 
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from torch import nn
 
 import leakbound
 from leakbound import cli, tensors
-from leakbound.captured import obstacles
+from leakbound.captured import load, obstacles
 from leakbound.core import Observation, Task, Unit, Update
+from leakbound.defenses import Clip, chain
 from leakbound.domains import TokenDomain
 
 from .test_optimizer import SHAPE, attacked, trained
@@ -41,6 +43,23 @@ def test_what_is_given_stands_between_no_more():
     given = {"optimizer": "adam", "learning_rate": 1e-3, "steps": 1, "labels": batch.labels}
     outcome = attacked(before, after, batch, **given)
     assert [one.then for one in info_of(outcome).obstacles] == ["--public DATA"]
+
+
+def test_a_declared_defense_asks_for_public_examples_and_for_all_rounds():
+    """Not for what was given; and a bound of one update says nothing of the rounds before."""
+    before, after, batch = trained("SGD", 0.1)
+    (inferred,) = attacked(before, after, batch, defense=chain(Clip(1e6))).inferred
+    capture = load(after, before, kind="weights")
+    seen = inferred.observation
+    both = replace(inferred, observation=replace(seen, history=(seen,)))
+    bounds, rounds = "--public DATA for its bounds", "leakbound bound --deployment FILE"
+    for context, public, wanted in (
+        (inferred, False, {bounds}),
+        (inferred, True, set()),
+        (both, True, {rounds}),
+    ):
+        found = {one.then for one in obstacles.obstacles(capture, context, public=public)}
+        assert found & {bounds, rounds} == wanted
 
 
 def test_halves_are_named():

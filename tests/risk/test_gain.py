@@ -230,6 +230,26 @@ def test_no_attacker_on_words_is_above_the_target():
     assert power == pytest.approx(0.3, abs=0.01)
 
 
+def test_no_attacker_on_words_is_above_the_target_if_nobody_sees_who_took_part():
+    """The likelihood ratio of mixtures, on draws of both."""
+    rate, steps = 0.3, 4
+    given = {"sampling_rate": rate, "steps": steps}
+    found = calibrate("words<=0.3 at fpr<=0.02", participation="hidden", **given)
+    noise = found.noise_multiplier
+    assert noise < calibrate("words<=0.3 at fpr<=0.02", **given).noise_multiplier
+    source = np.random.default_rng(0)
+    without = noise * source.normal(size=(400_000, steps))
+    with_it = noise * source.normal(size=(400_000, steps)) + (
+        source.random((400_000, steps)) < rate
+    )
+
+    def evidence(seen):
+        return np.log(1 - rate + rate * np.exp((2 * seen - 1) / (2 * noise**2))).sum(1)
+
+    power = (evidence(with_it) > np.quantile(evidence(without), 0.98)).mean()
+    assert 0.28 < power < 0.3 + 3 * math.sqrt(0.21 / 400_000) + 0.001
+
+
 FACTS = {
     "clip": {"norm": 1.0, "kind": "l2", "at": "client"},
     "noise": {"multiplier": 1.0, "at": "client", "seeded": False},

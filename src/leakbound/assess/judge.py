@@ -38,7 +38,7 @@ LABEL_ALONE = (
     "'gain<=0.1 for the label' limits what an update adds)"
 )
 OF_ROUNDS = (
-    "the attack uses {} rounds of the client, and a bound of one update does not limit it: "
+    "the attack may use earlier rounds of the client, and a bound of one update does not limit it: "
     "leakbound bound --deployment limits what all rounds show"
 )
 OWN_TRAINING = frozenset({"batch size", "local steps"})
@@ -286,11 +286,10 @@ def _reidentified(
 
 
 def _unbounded(evidence: Evidence) -> str | None:
-    """Why no bound of the update limits the attack, if none does."""
-    rounds = len(evidence.observation.history) + 1
-    attack = evidence.attack
-    if evidence.unbounded is None and rounds > 1 and attack is not None and attack.across_rounds:
-        return OF_ROUNDS.format(rounds)
+    """Why no bound of the update limits the attack; None if a bound may."""
+    across = evidence.attack is not None and evidence.attack.across_rounds
+    if evidence.unbounded is None and across and evidence.observation.history:
+        return OF_ROUNDS
     return evidence.unbounded
 
 

@@ -47,7 +47,8 @@ def pursuit_power(
             their level over the number of tokens in the vocabulary.
         share: length of the word's part of the clipped change / clip norm.
 
-    Assumptions: the noise is known and hides all else; words that are not asked for are found.
+    Assumptions: the noise is known, and nothing else covers the word: the pursuit has found and
+        removed what the others leave.
 
     Source: this project; the statistic of `adapter_words` under Gaussian noise.
 

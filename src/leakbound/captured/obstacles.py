@@ -79,8 +79,14 @@ def obstacles(
     if seen.task.coupled:
         mixes = "batch norm in training mode mixes the examples of a batch"
         add(mixes, "a larger --time" if public else "--public DATA")
-    if inferred.defense.links:
+    if inferred.defense.links and not public:
         add("a defense is declared", "--public DATA for its bounds")
+    if inferred.defense.links and seen.history:
+        rounds = len(seen.history) + 1
+        add(
+            f"{rounds} rounds of the client were seen, and each bound here is of one update",
+            "leakbound bound --deployment FILE",
+        )
     if not public:
         add("attacks have no public examples, so they know nothing of the data", "--public DATA")
     return tuple(found)

@@ -163,10 +163,10 @@ class Target:
 class GainTarget:
     """A training adds at most `most` to an attacker's probability to reach any goal.
 
-    Whatever the attacker knows already: the success rises from q to at most q + `most`. Or, with
-    `at`, the success of an attacker rises from there to at most `most`. That limits who says that
-    a word occurs, as any other claim of one example: the claim is made with probability `at` if the
-    example takes no part, so with `most` if it does.
+    Whatever the attacker knows already: the success rises from q to at most q + `most`. With `at`,
+    a success of `at` becomes at most `most`. That limits the claim that a word occurs, as any other
+    claim about an example: who makes it with probability `at` if the example takes no part makes it
+    with probability `most` or less if it does.
 
     Attributes:
         most: the accepted gain, from 0.0001 to below 1; with `at`, the accepted success.

@@ -225,6 +225,7 @@ def matching_over_rounds(
     """Inverting Gradients on all rounds of a client that trains on the same examples in each.
 
     Noise of the rounds averages out, and other weights in each round show more of the examples.
+    Without earlier rounds it is `inverting_gradients`.
 
     Args:
         steps: search steps; each simulates up to eight rounds.
