@@ -9,7 +9,7 @@ from leakbound.bounds.record_priors import (
     EmpiricallyBoundedPrior,
     GaussianImages,
     from_images,
-    largest_match_rate,
+    largest_match_rates,
 )
 
 from .prior_attacks import KnownNorm
@@ -43,7 +43,7 @@ def test_groups_weigh_by_their_size():
 
 
 def test_one_image_alone_reaches_nothing():
-    assert largest_match_rate([[1.0, 2.0]], 0.5) == 0.0
+    assert largest_match_rates([[1.0, 2.0]], [0.5]) == [0.0]
     with pytest.raises(ValueError, match="eta"):
         EmpiricallyBoundedPrior(KnownNorm(2), [np.eye(2)]).log_kappa(0.0)
 
@@ -81,6 +81,7 @@ def test_no_candidate_made_of_public_images_is_above_it_on_held_out_ones(kind, s
         share = stats.beta.ppf(1e-3 / len(made), hits, len(held) - hits + 1)  # the best of many
         share[hits == 0] = 0
         assert share.max() <= np.exp(prior.log_kappa(eta)), psnr
-        images = max(largest_match_rate(public, eta), float(np.exp(prior.prior.log_kappa(eta))))
+        (seen,) = largest_match_rates(public, [eta])
+        images = max(seen, float(np.exp(prior.prior.log_kappa(eta))))
         old += hits.max() / len(held) > images
     assert old or kind == "mixture"  # images alone are beaten

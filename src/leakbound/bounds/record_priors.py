@@ -31,7 +31,7 @@ __all__ = [
     "Mixture",
     "from_images",
     "densest_match_rate",
-    "largest_match_rate",
+    "largest_match_rates",
 ]
 
 KINDS = ("mixture", "gaussian", "gallery")
@@ -352,13 +352,10 @@ def from_images(
     return EmpiricallyBoundedPrior(fit.from_samples(flat, components=components), [flat])
 
 
-def largest_match_rate(images: ArrayLike, eta: float) -> float:
-    """The largest share of the other images within an MSE of eta of one; at most 5,000 are used."""
-    return largest_match_rates(images, [eta])[0]
-
-
 def largest_match_rates(images: ArrayLike, levels: Sequence[float]) -> list[float]:
-    """`largest_match_rate` at each level; distances are computed once."""
+    """The largest share of the other images within an MSE of each level of one; at most 5,000 are
+    used, and distances are computed once.
+    """
     few = _thinned(images)
     if len(few) < 2:
         return [0.0 for _ in levels]
@@ -375,7 +372,7 @@ def densest_match_rate(images: ArrayLike, eta: float) -> float:
     Example:
         >>> circle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
         >>> rows = np.stack([np.cos(circle), np.sin(circle)], axis=1)
-        >>> round(largest_match_rate(rows, 0.5), 2), round(densest_match_rate(rows, 0.5), 2)
+        >>> round(largest_match_rates(rows, [0.5])[0], 2), round(densest_match_rate(rows, 0.5), 2)
         (0.32, 0.99)
     """
     few = _thinned(images)
