@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leakbound import check, tensors
 from leakbound._util import files
+from leakbound.captured import trainer
 from leakbound.tensors import Named
 
 BEFORE = "before.safetensors"
@@ -62,6 +63,11 @@ class Capture:
         client = self.about.get("client", "")
         known = number.isdecimal() and client.isdecimal()
         return _place(number, client) if known else self.name
+
+    @property
+    def source(self) -> str:
+        """Where `about` is from."""
+        return self.about.get(trainer.SOURCE, "the file's metadata")
 
     @property
     def digest(self) -> str:
@@ -158,6 +164,9 @@ def load(
     start = None if before is None else _tensors(before, "before")[0]
     known = {k.removeprefix(PREFIX): v for k, v in about.items() if k.startswith(PREFIX)}
     notes: list[str] = []
+    if not known and isinstance(update, Path | str):
+        known = trainer.stated(update, before if isinstance(before, Path | str) else None)
+        notes += trainer.note(known)
     if kind == "auto":
         kind = _kind(known, named, start, name, notes)
     return Capture(name, kind, named, start, known, tuple(notes))

@@ -223,7 +223,7 @@ def infer_context(
     user_info = info
     info = _declared(capture, info, rate, findings, notes)
     info, stated_by = _recorded(capture, info, notes)
-    known = _known("local steps", info.steps, capture.whole("steps"), findings)
+    known = _known("local steps", info.steps, capture, "steps", findings)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     one = 1 if capture.kind == "gradient" else known
@@ -279,7 +279,7 @@ def infer_context(
             spread=spread,
         )
     count = _examples(capture, info, size, findings, notes)
-    part = _known("local batch size", info.batch_size, capture.whole("batch_size"), findings)
+    part = _known("local batch size", info.batch_size, capture, "batch_size", findings)
     if size.layer:
         how = f"of the layer {size.layer!r}: batch size times local steps is at least this"
         findings.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
@@ -648,11 +648,12 @@ def _rate(
 def _known(
     name: str,
     stated: int | None,
-    about: int | None,
+    capture: Capture,
+    key: str,
     findings: list[Finding],
 ) -> int | None:
-    how = "the file's metadata" if stated is None else "given"
-    value = about if stated is None else stated
+    how = capture.source if stated is None else "given"
+    value = capture.whole(key) if stated is None else stated
     if value is not None:
         findings.append(Finding(name, str(value), how, True))
     return value
@@ -670,7 +671,7 @@ def _examples(
         stated = len(info.labels)
     if stated is None and info.known is not None:
         stated = len(info.known.values)
-    count = _known("batch size", stated, capture.whole("examples"), findings)
+    count = _known("batch size", stated, capture, "examples", findings)
     if count is not None and count < size.least:
         notes.append(
             f"the given batch size is {count}, but the gradient of the layer {size.layer!r} has "

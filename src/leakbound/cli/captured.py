@@ -30,6 +30,7 @@ from leakbound.captured import (
     Skipped,
     TrainingInfo,
     UpdateResult,
+    trainer,
 )
 from leakbound.captured.assess import Case, read_known, read_truth
 from leakbound.captured.budget import COST
@@ -319,9 +320,13 @@ def _adapted(
             )
     model = captured.read_adapter(adapter, base, update=path)
     sent = captured.sent_tensors(path, base)
+    update = captured.load(sent, model.state_dict(), kind=command.kind)
+    about = trainer.stated(path, adapter)
     return model, replace(
-        captured.load(sent, model.state_dict(), kind=command.kind),
+        update,
         name=path.name,
+        about=about,
+        notes=update.notes + trainer.note(about),
     )
 
 
