@@ -2,7 +2,10 @@
 
 Nothing is downloaded: sentences of Python's help texts train models of random weights.
 
-    python benchmarks/adapter_clients.py [SEEDS]
+    pip install bitsandbytes
+    python benchmarks/adapter_clients.py [SEEDS [LINES]]
+
+LINES, numbers from 0, prints only some of the lines.
 """
 
 from __future__ import annotations
@@ -35,13 +38,20 @@ WORDS = (
     "of deviation 0.02. T5 and BART read a sentence and write another; CLIP (a subclass that takes "
     "tokens alone) compares sentences with random images. *Padded* sentences begin after 0 to 7 "
     "places on the left. *Packed* ones are one sequence of 64 places. *Prompt* has no loss in its "
-    "first half. *4-bit* weights are rounded in blocks of 64, and the attack gets the float model; "
-    "the word table is rounded where the line says so. *Merged* clients send weights to which they "
+    "first half. bitsandbytes quantizes layers (*NF4*, *int8*), and the word table where the line "
+    "says so; the attack gets the float model. *Merged* clients send weights to which they "
     "added the adapter, whose start nobody else knows; they train at a rate of 0.001. *Right* is "
     "the share of a client's different words that are stated (mean, 95 % interval over clients); "
     "*wrong* counts clients of whom a word is stated that no layer read."
 )
-ADAPTED = {"T5": ["q", "v"], "CLIP": r".*text_model.*\.(q_proj|v_proj)"}
+ADAPTED = {
+    "T5": ["q", "v"],
+    "CLIP": r".*text_model.*\.(q_proj|v_proj)",
+    "ModernBERT": ["Wqkv"],
+    "DeBERTa-v2": ["query_proj", "value_proj"],
+}
+CLASSIFIED = "ModernBERT", "DeBERTa-v2"
+CLASSES = 4
 RATES = {"AdamW": 2e-4, "SGD": 0.1}
 MERGED_RATE = 1e-3
 START = 0
@@ -78,13 +88,11 @@ class Case:
 
 
 CASES = [
-    *(Case(family) for family in ("T5", "BART", "CLIP", "Llama")),
-    *(Case(family, optimizer="SGD", steps=1) for family in ("T5", "BART", "CLIP")),
+    *(Case(family) for family in ("T5", "BART", "CLIP", *CLASSIFIED, "Llama")),
+    *(Case(family, optimizer="SGD", steps=1) for family in ("T5", "BART", "CLIP", *CLASSIFIED)),
     *(Case("Llama", client) for client in ("padded", "packed", "prompt", "dropout of 0.1")),
-    Case("Llama", "4-bit layers"),
-    Case("Llama", "4-bit layers and table"),
-    Case("Llama", "4-bit layers", "SGD", 1),
-    Case("Llama", "4-bit layers and table", "SGD", 1),
+    *(Case("Llama", client) for client in ("NF4 layers", "NF4 layers and table", "int8 layers")),
+    *(Case("Llama", client, "SGD", 1) for client in ("NF4 layers", "NF4 layers and table")),
     *(Case("Llama", "merged", steps=steps) for steps in (30, 100, 300)),
 ]
 
@@ -111,6 +119,17 @@ def base_of(family: str, seed: int, dropout: float = 0.0) -> Any:
             max_position_embeddings=PLACES, **both, **wide, **sides[0], **sides[1]
         )
         model = hf.BartForConditionalGeneration(config)
+    elif family in CLASSIFIED:
+        own = {"vocab_size": count(), "hidden_size": WIDTH, "num_labels": CLASSES}
+        own |= {"max_position_embeddings": PLACES, "pad_token_id": 0}
+        if family == "ModernBERT":
+            marks = {f"{name}_token_id": 0 for name in ("bos", "eos", "cls", "sep")}
+            config = hf.ModernBertConfig(**own, **shared, **marks)
+            model = hf.ModernBertForSequenceClassification(config)
+        else:
+            relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+            config = hf.DebertaV2Config(**own, **shared, **relative)
+            model = hf.DebertaV2ForSequenceClassification(config)
     elif family == "CLIP":
         read = {"vocab_size": count(), "max_position_embeddings": PLACES, "hidden_size": WIDTH}
         read |= {"eos_token_id": count() - 1, "bos_token_id": 0}
@@ -126,14 +145,20 @@ def base_of(family: str, seed: int, dropout: float = 0.0) -> Any:
     return model.eval()
 
 
-def rounded(model: nn.Module, table: bool) -> nn.Module:
-    """Weights of layers, and perhaps of the word table, in 4 bits, as floats again."""
-    for name, weight in model.named_parameters():
-        if weight.ndim == 2 and "lm_head" not in name and (table or "embed" not in name):
-            blocks = weight.data.view(-1, 64)
-            most = blocks.abs().amax(1, keepdim=True)
-            weight.data = ((blocks / most * 7).round() / 7 * most).view_as(weight)
-    return model
+def quantized(model: Any, client: str) -> Any:
+    """The model with layers, and perhaps the word table, as bitsandbytes quantizes them."""
+    from bitsandbytes import functional as quantizer
+
+    kind = client.partition(" ")[0]
+    bits = {"NF4": {"load_in_4bit": True}, "int8": {"load_in_8bit": True}}[kind]
+    settings = hf.BitsAndBytesConfig(bnb_4bit_quant_type="nf4", **bits)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        read = type(model).from_pretrained(folder, quantization_config=settings, device_map="cpu")
+    if "table" in client:  # its values; bitsandbytes cannot save a quantized table
+        table = read.get_input_embeddings().weight
+        table.data = quantizer.dequantize_4bit(*quantizer.quantize_4bit(table, quant_type="nf4"))
+    return read.eval()
 
 
 def drawn(case: Case, source: torch.Generator) -> tuple[dict[str, Tensor], set[int]]:
@@ -144,6 +169,9 @@ def drawn(case: Case, source: torch.Generator) -> tuple[dict[str, Tensor], set[i
         ids[:, -1] = count() - 1
         images = torch.randn(4, 3, IMAGE, IMAGE, generator=source)
         return {"input_ids": ids, "pixel_values": images}, {*ids.flatten().tolist()}
+    if case.family in CLASSIFIED:
+        classes = torch.randint(CLASSES, (len(ids),), generator=source)
+        return {"input_ids": ids, "labels": classes}, {*ids.flatten().tolist()}
     if case.family != "Llama":
         return {"input_ids": ids, "labels": target}, {*ids.flatten().tolist()} | {
             START,
@@ -171,9 +199,10 @@ def trained(case: Case, seed: int, place: Path) -> tuple[nn.Module, captured.Cap
     """The model that the attacker has, what the client sent, and its words."""
     dropout = 0.1 if "dropout" in case.client else 0.0
     base = base_of(case.family, seed, dropout)
-    if "4-bit" in case.client:
-        rounded(base, "table" in case.client)
-    before = {name: value.clone() for name, value in base.state_dict().items()}
+    if "layers" in case.client:
+        base = quantized(base, case.client)
+    kept = base.state_dict() if case.client == "merged" else {}
+    before = {name: value.clone() for name, value in kept.items()}
     targets = ADAPTED.get(case.family, ["q_proj", "v_proj"])
     lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=targets, lora_dropout=dropout)
     model = peft.get_peft_model(base, lora).train(dropout > 0)
@@ -219,12 +248,13 @@ def measured(case: Case, seed: int) -> tuple[float, bool]:
             optimizer=case.optimizer.lower(),
             weight_decay=0.01 if case.optimizer == "AdamW" else 0.0,
         )
+        of_classes = case.family in ("CLIP", *CLASSIFIED)
         padding = 0 if case.client == "padded" else None
         settings = captured.Settings(
             domain=TokenDomain(count(), PLACES, padding=padding),
             attacks=case.attack,
-            loss="cross_entropy" if case.family == "CLIP" else "next_token",
-            classes=4 if case.family == "CLIP" else None,
+            loss="cross_entropy" if of_classes else "next_token",
+            classes=CLASSES if of_classes else None,
             seconds=20.0,
         )
         result = captured.attack_update(update, model, settings, told)
@@ -232,13 +262,13 @@ def measured(case: Case, seed: int) -> tuple[float, bool]:
     return len(named & words) / len(words), bool(named - words)
 
 
-def main(seeds: str = "6") -> None:
+def main(seeds: str = "6", *which: str) -> None:
     """Measure all lines."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning)
     torch.set_num_threads(1)
     rows = []
-    for case in CASES:
+    for case in [CASES[int(k)] for k in which] or CASES:
         each = [measured(case, seed) for seed in range(int(seeds))]
         shares, wrong = (list(part) for part in zip(*each, strict=True))
         spread = 1.96 * np.std(shares, ddof=1) / len(shares) ** 0.5
@@ -254,7 +284,8 @@ def main(seeds: str = "6") -> None:
             ]
         )
         print(" | ".join(rows[-1]), flush=True)
-    write(HEADING, [WORDS, {"columns": HEADS, "align": "lllrlrr", "rows": rows}])
+    if not which:
+        write(HEADING, [WORDS, {"columns": HEADS, "align": "lllrlrr", "rows": rows}])
 
 
 if __name__ == "__main__":

@@ -126,18 +126,26 @@ def closest(
     return " ".join(filter(None, [asked, more]))
 
 
-def finite(name: str, value: Tensor) -> None:
-    """The tensor holds no NaN and no infinity."""
+def is_finite(value: Tensor) -> bool:
+    """Whether the tensor holds no NaN and no infinity, in one pass and without copies."""
     import torch  # late: the bounds check numbers without it
 
     if value.is_floating_point() and math.isfinite(float(value.detach().sum())):
-        return  # one entry that is not finite would make the sum not finite
+        return True  # one entry that is not finite would make the sum not finite
+    return bool(torch.isfinite(value).all())
+
+
+def finite(name: str, value: Tensor) -> None:
+    """The tensor holds no NaN and no infinity."""
+    if is_finite(value):
+        return
+    import torch  # late: the bounds check numbers without it
+
     bad = int((~torch.isfinite(value)).sum())
-    if bad:
-        raise ValueError(
-            f"{name} holds {bad} of {value.numel()} entries that are NaN or infinite; "
-            "check the images, the weights and the learning rate"
-        )
+    raise ValueError(
+        f"{name} holds {bad} of {value.numel()} entries that are NaN or infinite; check the "
+        "images, the weights and the learning rate"
+    )
 
 
 def within(

@@ -294,10 +294,15 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
     Example:
         >>> refuse_changing(Task.of(nn.Linear(4, 2)), torch.ones(1, 4))
     """
-    model = copies.duplicate(task.model)
+    held = dict(task.model.named_buffers())
+    model = copies.duplicate(task.model, lent=(held[name] for name in task.frozen))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in task.tensors().items():
-        tensors[name].data = value.detach().clone()
+        # Frozen weights may be gigabytes; the client's training does not change them.
+        own = value.detach()
+        tensors[name].data = own if name in task.frozen else own.clone()
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in task.names)
     first = _slopes(model, inputs, task.loss)
     drawn = generators.states()
     for _ in range(CALLS - 1):
@@ -330,7 +335,7 @@ def _slopes(
     loss: Loss,
 ) -> Tensor:
     """A fixed weighted sum of the outputs, with its gradient: all that a loss would use."""
-    weights = [p.requires_grad_() for p in model.parameters()]
+    weights = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad(), plain_attention(), as_written():
         output = _logits(model(inputs), loss)
         # Unequal weights: a plain sum of probabilities is constant, and has no gradient.

@@ -208,7 +208,8 @@ class Task:
     ) -> Task:
         """Copy a module's architecture and weights; later changes of the module have no effect.
 
-        Parameters with `requires_grad` False are frozen: they are not part of the update. `loss` is
+        Parameters with `requires_grad` False are frozen: they are not part of the update, and their
+        values are shared, not copied: those of a language model take gigabytes. `loss` is
         a name in `leakbound.losses.LOSSES`, PyTorch's module or function, or any function of
         outputs and labels that returns a scalar.
 
@@ -241,7 +242,7 @@ class Task:
                 "clients train"
             )
         parameters = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        if not all(check.is_finite(p) for p in model.parameters()):
             raise ValueError("model holds weights that are not finite; load other weights")
         if domain is None and not input_range[0] < input_range[1]:
             raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
@@ -259,7 +260,7 @@ class Task:
             plan or LocalPlan(),
             input_range if domain is None else domain.input_range,
             classes if loss.has_classes else None,
-            {name: value.detach().clone() for name, value in bare.named_buffers()},
+            _held(bare),
             public,
             domain=domain,
         )
@@ -282,13 +283,7 @@ class Task:
     @property
     def frozen(self) -> dict[str, Tensor]:
         """The frozen parameters by name; they are among `buffers`."""
-        names = (
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in self.model.named_modules()
-            for name in weight_names(module)
-            if name in module._buffers
-        )
-        return {name: self.buffers[name] for name in names}
+        return {name: self.buffers[name] for name in _frozen(self.model)}
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -398,6 +393,23 @@ def shell(model: nn.Module) -> nn.Module:
             del module._parameters[name]
             module.register_buffer(name, parameter.detach())
     return bare.requires_grad_(False)
+
+
+def _frozen(bare: nn.Module) -> list[str]:
+    """The names of a shell's buffers that are frozen weights."""
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in bare.named_modules()
+        for name in weight_names(module)
+        if name in module._buffers
+    ]
+
+
+def _held(bare: nn.Module) -> dict[str, Tensor]:
+    """A shell's buffers by name; frozen weights share their values."""
+    frozen = {*_frozen(bare)}
+    own = {name: value.detach() for name, value in bare.named_buffers()}
+    return {name: value if name in frozen else value.clone() for name, value in own.items()}
 
 
 def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

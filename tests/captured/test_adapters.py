@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from leakbound import captured, tensors
-from leakbound.attacks.tokens.adapters import AdapterPursuit
+from leakbound.attacks.tokens.adapters import AdapterPursuit, FirstLayer, pairs_of
+from leakbound.attacks.tokens.layers import dictionary
 from leakbound.captured.adapters import (
     CONFIG,
     MOST_JSON,
@@ -366,3 +367,41 @@ def test_files_of_peft_give_its_outputs_and_gradients(tmp_path, name):
     for key, value in grads[0].items():
         assert float((value - grads[1][key]).norm()) <= 1e-6 * float(value.norm()), key
     assert sent_tensors(tmp_path, base).keys() == grads[0].keys() - {"logits"}
+
+
+def test_frozen_weights_are_shared_and_never_written(tmp_path):
+    """Those of a language model take gigabytes: neither the reader nor the task copies them."""
+    base = Base()
+    kept = {name: value.clone() for name, value in base.state_dict().items()}
+    tensors.write(tmp_path / WEIGHTS, values())
+    (tmp_path / CONFIG).write_text(json.dumps(SETTINGS))
+    model = read_adapter(tmp_path, base)
+    task = Task.of(model, domain=TokenDomain(40, 4), loss="cross_entropy", classes=3)
+    words = base.words.weight
+    assert task.frozen["words.weight"].data_ptr() == words.data_ptr()
+    assert words.requires_grad
+    trained = torch.arange(4)[None]
+    play(
+        task,
+        [Batch(trained, torch.tensor([1]))],
+        NoDefense(),
+        [stream(0, "client"), stream(0, "cohort")],
+    )
+    for name, value in base.state_dict().items():
+        assert torch.equal(value, kept[name])
+    assert base.head.weight.data_ptr() != model.head.weight.data_ptr()
+
+
+def test_inputs_of_an_adapter_do_not_take_the_frozen_layer(monkeypatch, tmp_path):
+    base = Base()
+    tensors.write(tmp_path / WEIGHTS, values())
+    (tmp_path / CONFIG).write_text(json.dumps(SETTINGS))
+    task = Task.of(read_adapter(tmp_path, base), domain=TokenDomain(40, 4), classes=3)
+    pairs = pairs_of(task)
+    (layer,) = FirstLayer.each(task, pairs)
+    assert layer.hook == "query"
+    called = []
+    forward = AdapterLayer.forward
+    monkeypatch.setattr(AdapterLayer, "forward", lambda own, x: called.append(1) or forward(own, x))
+    assert len(list(dictionary(task, layer.hook, 1))) == 1
+    assert not called

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from leakbound import captured, tensors
+from leakbound.captured import budget
 from leakbound.captured.adapters import WEIGHTS, read_adapter, sent_tensors
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
@@ -96,7 +97,11 @@ def test_a_file_gives_the_outputs_of_the_model_that_wrote_it(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["adalora", "pissa"])
 def test_words_of_other_kinds_are_found_on_the_command_line(tmp_path, capsys, monkeypatch, kind):
-    """After AdamW; no word is wrong, also with the penalty that AdaLoRA adds to the loss."""
+    """After AdamW; no word is wrong, also with the penalty that AdaLoRA adds to the loss.
+
+    A list of words explains no update, so no training is simulated: large models take minutes.
+    """
+    monkeypatch.setattr(budget, "step_cost", lambda *_, **__: pytest.fail("training was measured"))
     monkeypatch.setitem(
         sys.modules, "own_peft", SimpleNamespace(build=lambda **_: built(kind, width=256))
     )
@@ -114,6 +119,7 @@ def test_words_of_other_kinds_are_found_on_the_command_line(tmp_path, capsys, mo
     found = json.loads(capsys.readouterr().out)[0]
     stated = {int(token) for fact in found["facts"] for token in fact["items"]}
     assert len(stated) >= 3
+    assert found["capture"]["explained"] is None
     assert stated <= set(ids.flatten().tolist())
 
 

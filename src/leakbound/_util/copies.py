@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ def plain(model: nn.Module) -> nn.Module:
     """A copy of a user's model without the wrappers that change only how it runs.
 
     Those are compiled modules, wrapped checkpoints and data parallel modules. The weights keep
-    their order; their names lose the wrapper's part.
+    their order; their names lose the wrapper's part. The values of frozen weights are shared.
 
     Raises:
         ValueError: it is no module, it cannot be copied, or its weights cannot be replaced or have
@@ -35,7 +35,8 @@ def plain(model: nn.Module) -> nn.Module:
     refuse(model)
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
-    return _unwrapped(duplicate(model))
+    frozen = (value for value in model.parameters() if not value.requires_grad)
+    return _unwrapped(duplicate(model, lent=frozen))
 
 
 def refuse(model: nn.Module) -> None:
@@ -90,19 +91,27 @@ def compiled(model: nn.Module) -> bool:
     )
 
 
-def duplicate(module: Module, *, shared: bool = False) -> Module:
+def duplicate(
+    module: Module,
+    *,
+    shared: bool = False,
+    lent: Iterable[Tensor] = (),
+) -> Module:
     """A deep copy, also of a module that keeps results of earlier calls among its attributes.
 
     Old weight norms, pruning and models that store activations do this. PyTorch copies no tensor
     that has a history, so such a result is copied as a number, without one. `shared`: weights and
-    buffers are not copied, for calls that replace them.
+    buffers are not copied, for calls that replace them. `lent`: weights whose values the copy
+    shares, frozen, since those of a language model take gigabytes. Nobody may write into them.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {
+        id(value): type(value)._make_subclass(type(value), value.detach())
+        for value in lent
+        if type(value) in (Tensor, nn.Parameter)
+    }
     if shared:
-        memo = {
-            id(shared_tensor): shared_tensor
-            for shared_tensor in (*module.parameters(), *module.buffers())
-        }
+        every = (*module.parameters(), *module.buffers())
+        memo |= {id(value): value for value in every}
     for shared_tensor in module.modules():
         for value in _tensors(vars(shared_tensor).values()):
             if not value.is_leaf or torch._C._functorch.is_functorch_wrapped_tensor(value):

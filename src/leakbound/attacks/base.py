@@ -96,6 +96,11 @@ class Attack:
         return max((attack.step_trainings for attack in self._inside()), default=0)
 
     @property
+    def explains(self) -> bool:
+        """Whether its examples are meant to explain the update; if not, they only hold facts."""
+        return True
+
+    @property
     def across_rounds(self) -> bool:
         """Whether it uses what the same clients sent before. No bound of one update limits it then.
         That of an attack inside counts, too.

@@ -154,10 +154,11 @@ def read_adapter(
     *,
     update: Path | str | None = None,
 ) -> nn.Module:
-    """The model that clients train: a copy of the base with an adapter from PEFT's files.
+    """The model that clients train: the base with an adapter from PEFT's files.
 
     `adapter` is the folder that `save_pretrained` wrote, or its `adapter_model.safetensors`, with
-    `adapter_config.json` next to it. The result is in evaluation mode. Its adapters and the modules
+    `adapter_config.json` next to it. The result is a model of its own that shares the values of the
+    base's weights, in evaluation mode. Its adapters and the modules
     in `modules_to_save` are trained, everything else is frozen: `Task.of` takes it. A target module
     without tensors in the file has no adapter. `update` is what a client sent, in the same form:
     tensors that are missing there were not sent, and are frozen.
@@ -205,7 +206,7 @@ def _with_layers(path: Path, base: nn.Module) -> nn.Module:
     for key, value in named.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{str(path)!r}: {key} is not finite; give the adapter as it was sent")
-    model = copies.duplicate(base).requires_grad_(False).eval()
+    model = copies.duplicate(base, lent=base.parameters()).requires_grad_(False).eval()
     for module in sorted({key.rpartition(".lora_")[0] for key in named if ".lora_" in key}):
         names = ["lora_A.weight", "lora_B.weight"]
         if config.dora:

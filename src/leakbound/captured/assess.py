@@ -301,22 +301,24 @@ def judged(
     case: Case,
     attack: Attack,
     reconstruction: Reconstruction,
-    judging: Budgeted,
+    judging: Budgeted | None,
     *,
     name: str,
     pictures: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """The assessment of an attack on a captured update, and the pictures that it names.
 
-    `judging` is how a training on the reconstruction fits into memory and time.
+    `judging` is how a training on the reconstruction fits into memory and time; None if it explains
+    nothing.
     """
     inferred = case.inferred
     seen = inferred.observation
-    form = None if judging.cost is None else judging.cost.form
     share = None
-    if not judging.refused:
-        with frugal(form):
+    replay = None
+    if judging is not None and not judging.refused:
+        with frugal(None if judging.cost is None else judging.cost.form):
             share = explained(inferred, reconstruction)
+        replay = _replay(case, attack)
     public, decoys = (None, None) if case.public is None else case.public.halves
     unbounded = NO_PUBLIC if case.public is None else None
     if inferred.refuted:
@@ -337,7 +339,7 @@ def judged(
         decay=inferred.decay,
         facts=inferred.facts,
         unbounded=unbounded,
-        replay=None if judging.refused else _replay(case, attack),
+        replay=replay,
     )
     settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
     record, files, doubt = judge_given(evidence, settings)
@@ -352,7 +354,7 @@ def judged(
     noise = records.short(seen.noise_share) if rate_known and not inferred.refuted else None
     capture = record.capture
     assert capture is not None  # set by `header`
-    if judging.refused:
+    if judging is not None and judging.refused:
         unknown = f"what reconstructions explain was not computed: {judging.refused}"
         capture = replace(capture, notes=(*capture.notes, unknown))
     if doubt is not None:

@@ -48,7 +48,7 @@ from leakbound.randomness import stream, uniform
 from leakbound.task import drops
 
 COPIES = 12
-FROZEN_COPIES = 4
+FROZEN_COPIES = 1
 """Copies of trained and of frozen weights that an attack holds at most: of a GPT-2 of 0.66 GiB, an
 attack took 8.2 GiB besides the program, with the pages of both files.
 """
@@ -870,7 +870,8 @@ def task_of(
             if name in named and named[name].shape == value.shape
         }
         for name in held.keys() & task.frozen.keys():
-            check.finite(f"before: {name}", held[name])
+            if held[name].data_ptr() != task.frozen[name].data_ptr():  # else it was checked
+                check.finite(f"before: {name}", held[name])
         task = replace(task.with_parameters(weights), buffers={**task.buffers, **held})
         if missing := [name for name in task.frozen if name not in named]:
             notes.append(

@@ -20,9 +20,14 @@ def with_values(path: Path, model: nn.Module) -> nn.Module:
     Raises:
         ValueError: as `values_of`, or a number is not finite.
     """
-    model = copies.duplicate(model).eval()
+    found = values_of(path, model)
+    kept = (value for name, value in model.named_parameters() if name not in found)
+    model = copies.duplicate(
+        model,
+        lent=(value for value in kept if not value.requires_grad),
+    ).eval()
     state = model.state_dict()
-    for name, value in values_of(path, model).items():
+    for name, value in found.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(
                 f"{str(path)!r}: {name} is not finite; give the adapter as it was sent"

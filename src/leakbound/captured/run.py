@@ -128,8 +128,9 @@ class Work:
     """Attacks on all updates: closed forms first, then searches, those of few steps first.
 
     `jobs` have not ended, in the order in which they run; `made` holds the results of the others,
-    by the positions of update and attack. `cost` is that of simulated training, once measured; all
-    updates are of one model. `asked` is what a malicious server gets from an update's plan.
+    by the positions of update and attack. `measured` is the cost of simulated training, once it is
+    needed: large models take minutes. All updates are of one model. `told` gets the first case
+    then. `asked` is what a malicious server gets from an update's plan.
     """
 
     pace: Pace
@@ -138,9 +139,11 @@ class Work:
     allowed: Allowed
     pictures: bool
     skipped: Sequence[Skipped]
+    watch: Watch
+    told: Callable[[Case], None]
     made: dict[tuple[int, int], Made] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
-    cost: StepCost | None = None
+    measured: tuple[StepCost | None] | None = None
     _paid: float = 0.0
     _spent: float = 0.0
     _began: float = 0.0
@@ -159,14 +162,9 @@ class Work:
         """Seconds of the remaining time for one of the remaining attacks."""
         return self.pace.left / len(self.jobs)
 
-    def tell(
-        self,
-        watch: Watch,
-        what: str,
-        step: int = 0,
-    ) -> None:
+    def tell(self, what: str, step: int = 0) -> None:
         """Report the progress, after `step` steps of the first attack."""
-        watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
+        self.watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
 
     def again(self, at: int) -> None:
         """Choose the attacks on an update again, after more is inferred of it."""
@@ -179,13 +177,13 @@ class Work:
         # Closed forms first: a run that is stopped early has them all.
         self.jobs = sorted(jobs, key=lambda job: (job.steps, job.at))
 
-    def run(self, watch: Watch) -> Made:
+    def run(self) -> Made:
         """Run the next attack."""
         job = self.jobs[0]
         _ask_server(self, job.at)
         case = self.cases[job.at]
         self._began = time.monotonic()
-        tell = partial(self.tell, watch, f"{job.spec.name} · {case.capture.name}")
+        tell = partial(self.tell, f"{job.spec.name} · {case.capture.name}")
         tell()
         made = self._attack(job, tell)
         if stops.came() == signal.SIGTERM:  # Ctrl-C ends a search with its best candidate
@@ -197,18 +195,21 @@ class Work:
             self._paid += job.steps * job.cost
         return made
 
-    def measure(self, watch: Watch) -> None:
+    def _measure(self) -> StepCost | None:
         """Measure what simulated training costs, and add it to what is known of every update."""
-        self.tell(watch, "measuring the cost of a search step")
+        self.tell("measuring the cost of a search step")
         # A quarter of the time: what is left is for attacks.
-        self.cost = budget.step_cost(
+        cost = budget.step_cost(
             self.cases[0].inferred,
             self.pace.left / 4,
             self.allowed.room,
             engines=any(job.steps for job in self.jobs),
         )
+        self.measured = (cost,)
         for at in range(len(self.cases)):
             self.note_cost(at)
+        self.told(self.cases[0])
+        return cost
 
     def note_cost(self, at: int) -> None:
         """Add the cost of a search step to what is known of an update."""
@@ -217,34 +218,38 @@ class Work:
 
     def cost_of(self, at: int) -> StepCost | None:
         """The cost of simulated training for an update's batch and local steps."""
+        cost = self._measure() if self.measured is None else self.measured[0]
         seen = self.cases[at].inferred.observation
-        return None if self.cost is None else self.cost.of(seen.task, seen.examples)
+        return None if cost is None else cost.of(seen.task, seen.examples)
 
     def _attack(self, job: Job, tell: Callable[[int], None]) -> Made:
         """Run an attack in a form that fits into its share of the time and into memory."""
-        case = self.cases[job.at]
-        cost = self.cost_of(job.at)
         room = self.allowed.room
-        judging = budget.training_fit(cost, room, self.pace.left)
         fit = budget.Budgeted()
         share = self.share
         attack = plans.build_attack(job.spec)
         if job.steps and attack.step_trainings:
-            history = case.inferred.observation.history
+            history = self.cases[job.at].inferred.observation.history
             rounds = 1 + len(history[1 - MOST_ROUNDS :]) * attack.across_rounds
+            cost = self.cost_of(job.at)
+            share = self.share
             fit = budget.search_fit(cost, room, share, attack, rounds)
             if math.isfinite(share) and fit.after < share:
                 share -= fit.after
+
+        def judging() -> budget.Budgeted:
+            return budget.training_fit(self.cost_of(job.at), room, self.pace.left)
+
         with (
             Pace(share if job.steps else None, tell),
             client.frugal(None if fit.cost is None else fit.cost.form),
         ):
-            return _run(case, job, self.settings.seed, self.pictures, fit.refused, judging)
+            return _run(self, job, fit.refused, judging)
 
     def pass_over(self, why: str) -> None:
         """Record the next attack as one that did not run."""
         job = self.jobs.pop(0)
-        made = _run(self.cases[job.at], job, self.settings.seed, self.pictures, why)
+        made = _run(self, job, why)
         self.made[job.at, job.rank] = made
 
     def outcome(self) -> UpdateResult:
@@ -466,7 +471,7 @@ def _ignored(*_: object) -> None:
 class Listener:
     """What a caller hears while attacks run: progress, what was inferred, and every record.
 
-    `cost` is called before the first attack, if a search step takes long or much memory.
+    `cost` is called once simulated training is measured, before the first search.
     """
 
     progress: Watch = _ignored
@@ -584,26 +589,24 @@ def attack_all(
         if not cases:
             raise none_left(lost)
         cases = [_remembered(case, cases) for case in cases]
-        work = Work(pace, cases, settings, allowed, output.pictures, lost)
+        work = Work(pace, cases, settings, allowed, output.pictures, lost, watch, listener.cost)
         try:
             with ended_by_interrupt(pace):
-                work.measure(watch)
-                listener.cost(work.cases[0])
                 while work.jobs and not pace.over:
-                    if _found_steps(work, reader, watch):
+                    if _found_steps(work, reader):
                         continue
-                    record, pictures, _ = work.run(watch)
+                    record, pictures, _ = work.run()
                     if kept is not None:
                         kept.add(work, record, pictures)
                     listener.ended(record)
                 if not work.made:  # what the update shows without an attack belongs to the page
                     work.pass_over("the time was over before it began")
         except KeyboardInterrupt:
-            work.tell(watch, "stopped")
+            work.tell("stopped")
             if kept is not None and work.made:
                 kept.end(work)
             raise
-        work.tell(watch, "done" if kept is None else "writing the report")
+        work.tell("done" if kept is None else "writing the report")
     return work.outcome() if kept is None else kept.end(work)
 
 
@@ -649,7 +652,6 @@ def _round_of(case: Case) -> int | None:
 def _found_steps(
     work: Work,
     reader: CaseReader,
-    watch: Watch,
 ) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
@@ -657,7 +659,7 @@ def _found_steps(
     seconds = min(work.settings.search, work.share / 4)
     if not job.steps or not case.inferred.untried or seconds < LEAST:
         return False
-    work.tell(watch, f"finding the number of local steps · {case.capture.name}")
+    work.tell(f"finding the number of local steps · {case.capture.name}")
     inferred = case.inferred
     room = work.allowed.room
     fit = budget.trial_fit(work.cost_of(job.at), inferred.untried, room, seconds)
@@ -778,16 +780,15 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
 
 
 def _run(
-    case: Case,
+    work: Work,
     job: Job,
-    seed: int,
-    pictures: bool,
     refused: str = "",
-    judging: budget.Budgeted | None = None,
+    judging: Callable[[], budget.Budgeted] = budget.Budgeted,
 ) -> Made:
     """The result of an attack. It does not run if it is `refused`; `judging` is how, or whether,
     what the answer explains is computed.
     """
+    case = work.cases[job.at]
     spec = job.spec
     built: Attack | None = None
 
@@ -799,16 +800,17 @@ def _run(
         built = _build(spec, case.inferred)
         if refused:
             raise NotApplicable(f"not run: {refused}")
-        source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
+        source = stream(work.settings.seed, "attack", spec.name, case.inferred.observation.examples)
         seen = case.inferred.observation
         answer = noted(with_known(seen, built(seen, source)), job.steps)
+        fit = judging() if built.explains else None
         return *judged(
-            case,
+            work.cases[job.at],  # with the cost, if it was measured
             built,
             answer,
-            judging or budget.Budgeted(),
+            fit,
             name=spec.name,
-            pictures=pictures,
+            pictures=work.pictures,
         ), answer
     except NotApplicable as error:
         stops.check()
@@ -817,7 +819,7 @@ def _run(
         return ended(
             status="not_applicable",
             reason=" ".join(error.reason.split()),
-            facts=facts if pictures else tuple(fact.withheld for fact in facts),
+            facts=facts if work.pictures else tuple(fact.withheld for fact in facts),
         )
     except Exception as error:  # a crash is a result: recorded and counted
         stops.reraise(error)

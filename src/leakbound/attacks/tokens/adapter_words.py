@@ -52,6 +52,8 @@ FAINT = 1e-2
 """Directions with less than this share of the largest are rounding."""
 HIDDEN = 0.05
 """The least share of an input outside of the tokens found; less is rounding."""
+NEIGHBORS = 64
+"""Words whose neighbors are looked for together."""
 NEAR = 8
 """A word counts for what sets it apart from so many words that it resembles most: one of them may
 occur in its place.
@@ -161,6 +163,10 @@ class AdapterWords(Attack):
     """
 
     level: float = 0.01
+
+    @property
+    def explains(self) -> bool:
+        return False
 
     @property
     def across_rounds(self) -> bool:
@@ -506,8 +512,8 @@ class _Pursuit:
         """The atoms that each chosen one resembles most, of those that were not chosen."""
         near = list[Tensor]()
         every = torch.tensor(chosen, dtype=torch.int64)
-        # A few at a time: their cosines with all atoms take memory.
-        for some in torch.split(every, BLOCK):
+        # Some at a time: the cosines take memory, and each pass over the atoms takes time.
+        for some in torch.split(every, NEIGHBORS):
             cosines = (self.atoms[some] @ self.atoms.T).abs()
             cosines[:, chosen] = -1.0
             count = min(NEAR, len(self.atoms) - len(chosen))
