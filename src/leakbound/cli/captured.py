@@ -463,10 +463,15 @@ def _show(
     if any(record.status == "ok" and not record.truth_known for record in records):
         criterion = records[0].criterion
         measure = criterion.axis if criterion.of is None else f"share of {criterion.metric}"
+        shares = any(record.capture and record.capture.explained for record in records)
+        explains = (
+            f" The share of the update that it explains is known, but it is not a {measure}."
+            if shares
+            else ""
+        )
         console.print(
-            "Without the true batch, no reconstruction can be called right or wrong. The share of "
-            f"the update that it explains is known, but it is not a {measure}. To measure the "
-            f"{measure}, give --truth FILE."
+            "Without the true batch, no reconstruction can be called right or wrong."
+            f"{explains} To measure the {measure}, give --truth FILE."
         )
     if outcome.page is not None:
         console.say(f"report: {brief(outcome.page)}")
