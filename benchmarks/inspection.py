@@ -22,9 +22,9 @@ from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.inspection import LayerFinding, inspect, statistics
+from leakbound.pruning import Magnitude, Random, Snip
 from leakbound.randomness import normal, stream, uniform
 from leakbound_reproductions.attacks.head import special_head
-from leakbound_reproductions.pruning import Magnitude, Random, Snip
 
 Named = tuple[str, Task]
 PUBLIC = 400

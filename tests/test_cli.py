@@ -123,7 +123,7 @@ def test_without_a_command_there_is_help(capsys, monkeypatch):
 def test_list(capsys, monkeypatch):
     assert call("list", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"attacks", "defenses", "models", "metrics", "data"}
+    assert set(found) == {"attacks", "defenses", "models", "schemes", "metrics", "data"}
     names = {kind: {row["name"]: row for row in rows} for kind, rows in found.items()}
     assert {"dlg", "inverting_gradients", "linear_inversion"} <= set(names["attacks"])
     assert {"none", "gaussian_noise", "dp_sgd"} <= set(names["defenses"])
@@ -162,6 +162,11 @@ def test_list_describes_a_name(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "in gradient units" in shown
     assert "leakbound attack --defense gaussian_noise,noise_std=0.01" in shown
+    assert call("list", "snip") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("snip (scheme) Keep the weights")
+    assert "rate = 0.3 the fraction of the prunable weights" in shown
+    assert "Source Lee, Ajanthan and Torr 2019, SNIP." in shown
     assert call("list", "folder") == 0
     assert "--data folder:PATH" in capsys.readouterr().out
     for name in ("psnr", "mlp", "none"):

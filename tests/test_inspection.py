@@ -11,9 +11,9 @@ from leakbound import client, data, models
 from leakbound.attacks import Codebook, Fishing, LinearTrap, Loki, RobbingTheFed, TrapWeights
 from leakbound.core import Batch, Task
 from leakbound.inspection import evened, inspect, parallel, statistics
+from leakbound.pruning import Magnitude, Random
 from leakbound.randomness import normal, stream, uniform
 from leakbound_reproductions.attacks.head import special_head
-from leakbound_reproductions.pruning import Magnitude, Random
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ LAYERS = (
     {"client"},
     {"engines"},
     {
-        *("models", "data", "defenses", "attacks"),
+        *("models", "data", "defenses", "attacks", "pruning"),
         *("pairing", "metrics", "bounds"),
     },
     {"protocol", "registry", "lpips", "inspection", "channel"},

@@ -93,6 +93,7 @@ PACKAGES = (
     "leakbound.opacus",
     "leakbound.pairing",
     "leakbound.protocol",
+    "leakbound.pruning",
     "leakbound.randomness",
     "leakbound.registry",
     "leakbound.report",

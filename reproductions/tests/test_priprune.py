@@ -40,7 +40,7 @@ def test_a_built_in_plan_names_what_there_is(name):
     for cell in study.cells():
         cells.defense(cell.defense)
         if cell.pruning != "none":
-            assert cells.built("pruning", cell.pruning).rate < 1
+            assert cells.built("scheme", cell.pruning).rate < 1
         assert set(cell.attacks) <= set(cells.attacks(1))
         assert all(1 <= mark <= cell.rounds for mark in cell.marks)
     if name != "paper":

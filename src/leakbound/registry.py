@@ -1,7 +1,10 @@
-"""Names and settings: every attack, defense and model, and the one parser of what users write.
+"""Names and settings: the one parser of what users write.
+
+Names are those of attacks, defenses, models and pruning schemes.
 
 A built-in entry is what its package exports, under its snake_case name. Third parties add to it
-through the entry points `leakbound.attacks`, `leakbound.defenses` and `leakbound.models`.
+through entry points: `leakbound.attacks`, `leakbound.defenses`, `leakbound.models` and
+`leakbound.schemes`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from itertools import product
 from types import ModuleType, UnionType
 from typing import Any, cast
 
-from leakbound import attacks, check, defenses, losses, models
+from leakbound import attacks, check, defenses, losses, models, pruning
 from leakbound._util.text import row_of_text
 from leakbound.models.custom import load_user_model
 
@@ -62,6 +65,13 @@ HIDDEN = frozenset(
         "Chain",
         "Defense",
         "chain",
+        "LayerCount",
+        "OneShot",
+        "Pruning",
+        "density",
+        "layer_counts",
+        "named_masks",
+        "prunable",
     }
 )
 LISTS = frozenset({list, tuple, Sequence})
@@ -69,6 +79,7 @@ PACKAGES: dict[str, ModuleType] = {
     "attack": attacks,
     "defense": defenses,
     "model": models,
+    "scheme": pruning,
 }
 
 
@@ -116,7 +127,7 @@ def snake(name: str) -> str:
 
 @cache
 def entries(kind: str) -> Mapping[str, Entry]:
-    """All entries of a kind ("attack", "defense", "model") by name.
+    """All entries of a kind ("attack", "defense", "model", "scheme") by name.
 
     Example:
         >>> "gaussian_noise" in entries("defense"), "dlg" in entries("attack")
@@ -208,10 +219,10 @@ def parse(
     described: object,
     **data: Any,
 ) -> Any:
-    """The attack, chain of defenses, model or loss that a user describes.
+    """The attack, chain of defenses, model, pruning scheme or loss that a user describes.
 
     Args:
-        kind: "attack", "defense", "model" or "loss".
+        kind: "attack", "defense", "model", "scheme" or "loss".
         described: its name, with settings after commas; a plan's table; or a registered object.
         data: what the data provide for a model: `input_shape`, `classes` and `generator`.
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound import pruning
 from leakbound.core import Task
 from leakbound.defenses import NoDefense, Withhold
-from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 

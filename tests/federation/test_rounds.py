@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound import pruning
 from leakbound.core import Batch
 from leakbound.defenses import (
     ClipExamples,
@@ -19,10 +20,9 @@ from leakbound.defenses import (
     Withhold,
     chain,
 )
+from leakbound.pruning import FedDST, PruneFL, density, layer_counts, prunable
 from leakbound.randomness import stream
-from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import AGGREGATIONS, FederatedPlan, train
-from leakbound_reproductions.pruning import FedDST, PruneFL, density, layer_counts, prunable
 
 close = torch.testing.assert_close
 SCHEMES = {

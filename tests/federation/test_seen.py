@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from leakbound import pruning
 from leakbound.client import gradient
 from leakbound.core import ThreatModel, Unknown
 from leakbound.defenses import NoDefense, PriPrune, SecureAggregation, Withhold, chain
-from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 close = torch.testing.assert_close

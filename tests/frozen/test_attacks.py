@@ -12,11 +12,11 @@ from leakbound.client import example_gradients
 from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, Soteria, TopK, chain
 from leakbound.inspection import inspect
+from leakbound.pruning import Magnitude, Synflow
 from leakbound.randomness import stream
 from leakbound.testing import check_attack, check_defense
 from leakbound_reproductions.attacks.head import find_head, head_layers, special_head
 from leakbound_reproductions.attacks.tensor import TensorMethod
-from leakbound_reproductions.pruning import Magnitude, Synflow
 
 NO_FIRST = ("frozen backbone", "LoRA", "frozen first layer", "trained biases")
 NO_LAST = ("LoRA", "frozen last layer")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from leakbound.core import Batch, Task
+from leakbound.pruning import FedDST, PruneFL, layer_counts, prunable
+from leakbound.pruning.adaptive import erk, worth_their_time
 from leakbound.randomness import normal, stream, uniform
-from leakbound_reproductions.pruning import FedDST, PruneFL, layer_counts, prunable
-from leakbound_reproductions.pruning.adaptive import erk, worth_their_time
 
 LAYERS = ("a.weight", "b.weight", "c.weight", "d.weight")
 

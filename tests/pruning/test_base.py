@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from leakbound import pruning
 from leakbound.core import Batch, Task
-from leakbound.randomness import secure, stream
-from leakbound_reproductions import pruning
-from leakbound_reproductions.pruning import (
+from leakbound.pruning import (
     FedDST,
     Grasp,
     LayerCount,
@@ -26,6 +25,7 @@ from leakbound_reproductions.pruning import (
     named_masks,
     prunable,
 )
+from leakbound.randomness import secure, stream
 
 SIZES = {"a.weight": 72, "b.weight": 180, "c.weight": 270, "d.weight": 18}
 ONE_SHOT = [Random, Magnitude, Snip, Grasp]

@@ -11,8 +11,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound.core import Batch, Task
-from leakbound.randomness import normal, stream, uniform
-from leakbound_reproductions.pruning import (
+from leakbound.pruning import (
     Grasp,
     Magnitude,
     Random,
@@ -21,6 +20,7 @@ from leakbound_reproductions.pruning import (
     layer_counts,
     prunable,
 )
+from leakbound.randomness import normal, stream, uniform
 
 
 def _drawn(task, seed=0, scale=1.0):

@@ -23,8 +23,8 @@ from leakbound.core import (
 from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
 from leakbound.defenses.withhold import ClientState
 from leakbound.protocol import observed, resolve, step
+from leakbound.pruning import Pruning, prunable
 from leakbound.randomness import Source, permutation, secure, stream
-from leakbound_reproductions.pruning import Pruning, prunable
 
 __all__ = ["AGGREGATIONS", "ClientTurn", "FederatedPlan", "FederatedRound", "observe", "train"]
 
@@ -205,7 +205,7 @@ def train(
     Source: Chu et al. 2024 (paper D), algorithm 1.
 
     Example:
-        >>> from leakbound_reproductions.pruning import Random
+        >>> from leakbound.pruning import Random
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
         >>> data = [Batch(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
         >>> (only,) = train(Task.of(model), data, FederatedPlan(Random(0.5)), rounds=1, seed=0)

@@ -22,7 +22,7 @@ from leakbound.registry import Spec
 from leakbound.risk.statement import of_guarantee
 
 Row = dict[str, Any]
-KINDS = ("attacks", "defenses", "models", "metrics", "data")
+KINDS = ("attacks", "defenses", "models", "schemes", "metrics", "data")
 SLOT = 19
 NAMES = 18
 """Columns of a name in the overview, and of a short name beside its text."""
@@ -135,7 +135,7 @@ def _of_name(kind: str, row: Row) -> Iterator[str]:
     singular = kind.removesuffix("s")
     yield f"[bold]{escape(row['name'])}[/bold] ({singular})"
     yield from _filled(row["summary"])
-    entry = registry.entries(singular).get(row["name"]) if kind in KINDS[:3] else None
+    entry = registry.entries(singular).get(row["name"]) if singular in registry.PACKAGES else None
     if entry is None:
         if kind == "data":
             example = f"leakbound attack --data {row['name']}"

@@ -447,7 +447,7 @@ class List:
     """
 
     what: Annotated[str | None, Option("NAME", positional=True)] = None
-    """A kind (attacks, defenses, models, metrics, data), or one name."""
+    """A kind (attacks, defenses, models, schemes, metrics, data), or one name."""
     json: bool = False
     """Print JSON."""
 

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakbound import client, data, metrics, pairing, registry
+from leakbound import client, data, metrics, pairing, pruning, registry
 from leakbound.attacks import sparse_gradient_inversion
 from leakbound.attacks.base import Attack
 from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
 from leakbound.randomness import permutation, stream
-from leakbound_reproductions import pruning
 from leakbound_reproductions.attacks.across_rounds import AcrossRounds
 from leakbound_reproductions.attacks.mixed_start import MixedStart
 from leakbound_reproductions.federation import FederatedPlan, FederatedRound, observe, train
@@ -184,7 +183,7 @@ def _row(
 
 
 def _plan(cell: Cell) -> FederatedPlan:
-    scheme = None if cell.pruning == "none" else built("pruning", cell.pruning)
+    scheme = None if cell.pruning == "none" else built("scheme", cell.pruning)
     return FederatedPlan(
         scheme,
         defense(cell.defense),
@@ -211,8 +210,6 @@ def built(kind: str, text: str, **given: Any) -> Any:
     if wrong := [pair for pair in rest if pair.count("=") != 1]:
         raise ValueError(f"{kind} {text!r} has {wrong[0]!r}; write name,setting=value,...")
     settings = {k: _value(v) for k, v in (pair.split("=") for pair in rest)}
-    if kind == "pruning":
-        return pruning.SCHEMES[name](**settings)
     return registry.build(kind, name, settings, **given)
 
 

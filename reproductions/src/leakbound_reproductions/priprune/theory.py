@@ -52,7 +52,7 @@ def rows(study: Study, seed: int = 0) -> list[Row]:
         cell = replace(study.cell("theory", seed, rate or 0.1), images=study.cell("t", 0).images)
         task, public = cells.fresh(cell)
         if rate:
-            scheme = cells.built("pruning", cell.pruning)
+            scheme = cells.built("scheme", cell.pruning)
             task = task.pruned(scheme.start(task, public, stream(seed, "priprune", "theory")))
         known = _spectrum(task, public)
         if not rate:

@@ -11,8 +11,7 @@ from torch.func import grad, vjp
 
 from leakbound import check, client
 from leakbound.core import Batch, Task
-from leakbound.randomness import Source, uniform
-from leakbound_reproductions.pruning.base import (
+from leakbound.pruning.base import (
     SCOPES,
     Pruning,
     full_gradient,
@@ -22,6 +21,7 @@ from leakbound_reproductions.pruning.base import (
     prunable,
     top,
 )
+from leakbound.randomness import Source, uniform
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class OneShot(Pruning):
     """Base of the schemes that score every weight once and keep the highest.
 
     Args:
-        rate: see `Pruning`.
         scope: compare the scores of all weights ("global") or prune the rate of every tensor
             ("layer").
     """
@@ -112,8 +111,6 @@ class Grasp(OneShot):
     The mask leaks the batch from which it is chosen.
 
     Args:
-        rate: see `Pruning`.
-        scope: see `OneShot`.
         temperature: divides the model's outputs; at the authors' 200 all classes are nearly equally
             likely.
 
@@ -154,7 +151,6 @@ class Synflow(Pruning):
     shape is used.
 
     Args:
-        rate: see `Pruning`.
         iterations: the number of steps.
 
     Assumptions: layers and activations that are linear for positive values, in eval mode, such as

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.core import Batch, Task
-from leakbound.randomness import Source, uniform
-from leakbound_reproductions.pruning.base import (
+from leakbound.pruning.base import (
     Pruning,
     full_gradient,
     gone,
@@ -23,6 +22,7 @@ from leakbound_reproductions.pruning.base import (
     spans,
     top,
 )
+from leakbound.randomness import Source, uniform
 
 RULES = ("rate", "time")
 

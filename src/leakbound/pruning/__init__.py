@@ -1,0 +1,42 @@
+"""Pruning: which weights a federated model has, chosen once or during training.
+
+Every scheme exported here is one of the audit, under its snake_case name. A scheme gives masks (P,)
+of weights for `Task.pruned`; the federation decides when to ask. Only weights of layers are pruned:
+biases and the scales of a norm always stay. Pruning is no defense: the masks of `FedDST` and the
+reports of `PruneFL` leak the clients' data.
+"""
+
+from leakbound.pruning.adaptive import FedDST, PruneFL
+from leakbound.pruning.base import (
+    LayerCount,
+    Pruning,
+    density,
+    layer_counts,
+    named_masks,
+    prunable,
+)
+from leakbound.pruning.one_shot import (
+    Grasp,
+    Magnitude,
+    OneShot,
+    Random,
+    Snip,
+    Synflow,
+)
+
+__all__ = [
+    "FedDST",
+    "Grasp",
+    "LayerCount",
+    "Magnitude",
+    "OneShot",
+    "PruneFL",
+    "Pruning",
+    "Random",
+    "Snip",
+    "Synflow",
+    "density",
+    "layer_counts",
+    "named_masks",
+    "prunable",
+]
