@@ -118,7 +118,7 @@ ROUNDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     (
         f"{name}, {count} rounds",
         10,
-        {"round": count, "attacks": [TOGETHER], "defenses": [defense]},
+        {"rounds": count, "attacks": [TOGETHER], "defenses": [defense]},
         {"attacks": [LAST]},
     )
     for name, count, defense in (

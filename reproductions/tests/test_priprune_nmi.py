@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from leakbound import metrics
 from leakbound.core import Batch
-from leakbound.pairing import Paired
-from leakbound.randomness import stream
-from leakbound_reproductions.priprune.nmi import (
+from leakbound.metrics import (
     INFORMATION,
     NORMALIZERS,
-    Chance,
     adjusted_mi,
     binned_nmi,
-    chance,
     gray_levels,
     nmi,
 )
+from leakbound.pairing import Paired
+from leakbound.randomness import stream
+from leakbound_reproductions.priprune.nmi import Chance, chance
 
 NMI, BINNED, ADJUSTED = INFORMATION
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import gammaln
 from torch import Tensor
 
 from leakbound import check
@@ -20,16 +25,23 @@ from leakbound.domains import has_neighbors
 from leakbound.pairing import Paired
 
 __all__ = [
+    "INFORMATION",
     "METRICS",
+    "NORMALIZERS",
     "PSNR_CAP",
     "Metric",
     "Values",
+    "adjusted_mi",
+    "binned_nmi",
     "evaluate",
+    "gray_levels",
+    "information",
     "label_accuracy",
     "ms_ssim",
     "mse",
     "mse_of_psnr",
     "ncc",
+    "nmi",
     "psnr",
     "psnr_of_mse",
     "rmse",
@@ -37,6 +49,19 @@ __all__ = [
 ]
 
 Values = list[float | None]
+
+_LEVELS = 256
+_BINS = 16
+
+NORMALIZERS: dict[str, Callable[[float, float], float]] = {
+    "arithmetic": lambda a, b: (a + b) / 2,
+    "geometric": lambda a, b: math.sqrt(a * b),
+    "max": max,
+    "min": min,
+}
+"""The normalizer of the mutual information, from the two entropies."""
+
+_Array = NDArray[Any]
 
 _WINDOW = 11
 _SIGMA = 1.5
@@ -60,22 +85,38 @@ class Metric:
     description: str
 
 
-def mse(paired: Paired, *, data_range: float) -> Values:
+def mse(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Mean squared error over all pixels and channels, in squared input units."""
     return [*_errors(paired, data_range)]
 
 
-def rmse(paired: Paired, *, data_range: float) -> Values:
+def rmse(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Root of the mean squared error, in input units."""
     return [math.sqrt(error) for error in _errors(paired, data_range)]
 
 
-def psnr(paired: Paired, *, data_range: float) -> Values:
+def psnr(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Peak signal-to-noise ratio 10 log10(R^2 / MSE) in dB, at most `PSNR_CAP`."""
     return [capped_psnr(error, data_range) for error in _errors(paired, data_range)]
 
 
-def ssim(paired: Paired, *, data_range: float) -> Values:
+def ssim(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Structural similarity: Gaussian window, standard deviation 1.5, 11 pixels wide.
 
     It is the mean over all places where the window lies inside the image. In an image with a side
@@ -94,7 +135,11 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     return _similarity(answer, truth, data_range, window)[0].tolist()
 
 
-def ms_ssim(paired: Paired, *, data_range: float) -> Values:
+def ms_ssim(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Structural similarity at five scales; None for images under 176 pixels, never fewer scales.
 
     Source: Wang, Simoncelli and Bovik, "Multi-scale structural similarity", Asilomar 2003.
@@ -134,7 +179,11 @@ def _similarity(
     return whole.mean(1), contrast.mean(1)
 
 
-def ncc(paired: Paired, *, data_range: float) -> Values:
+def ncc(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """Normalized cross-correlation in [-1, 1]: it ignores brightness and contrast.
 
     None if the reconstruction or the true image is constant.
@@ -148,13 +197,102 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
     return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
 
 
-def label_accuracy(paired: Paired, *, data_range: float) -> Values:
+def label_accuracy(
+    paired: Paired,
+    *,
+    data_range: float,
+) -> Values:
     """The share of an example's labels (usually one) that is right; None if there are none."""
     if paired.labels is None:
         return [None] * len(paired.inputs)
     inferred, true = (x.cpu().reshape(len(x), -1) for x in (paired.labels, paired.truth.labels))
     right = torch.isclose(inferred.double(), true.double(), atol=_SAME)
     return right.double().mean(1).tolist()
+
+
+def gray_levels(
+    images: Tensor,
+    *,
+    data_range: float,
+    low: float = 0.0,
+) -> _Array:
+    """(B, entries) whole numbers 0..255: clamped to [low, low + data_range] and rounded.
+
+    Example:
+        >>> gray_levels(torch.tensor([[-1.0, 0.0, 0.5, 1.0]]), data_range=1.0).tolist()
+        [[0, 0, 128, 255]]
+    """
+    check.positive(data_range=data_range)
+    check.finite("images", images)
+    shares = (images.detach().cpu().double().flatten(1) - low) / data_range
+    return np.floor(shares.clamp(0, 1).numpy() * (_LEVELS - 1) + 0.5).astype(np.int64)
+
+
+def nmi(
+    paired: Paired,
+    *,
+    data_range: float,
+    low: float = 0.0,
+    normalizer: str = "arithmetic",
+) -> Values:
+    """Mutual information of the gray levels divided by the mean of their entropies, in [0, 1].
+
+    None if the normalizer is 0: both images are constant (`min`, `geometric`: one of them).
+
+    Args:
+        paired: truth and reconstruction; the truth lies in [low, low + data_range].
+        data_range: high - low, in input units.
+        low: the value of black, in input units.
+        normalizer: "arithmetic", "geometric", "max" or "min".
+
+    Raises:
+        ValueError: an unknown normalizer, or a truth outside the range.
+
+    Source: Chu et al. 2024 (PriPrune), section 6; the normalizer is not legible there.
+
+    Example:
+        >>> from leakbound.core import Batch
+        >>> truth = Batch(torch.tensor([[[[0.0, 0.0], [1.0, 1.0]]]]), torch.tensor([0]))
+        >>> negative = Paired(truth, 1 - truth.inputs, None, (0,))
+        >>> nmi(negative, data_range=1.0)
+        [1.0]
+    """
+    return _each(paired, data_range, low, 1, normalizer)
+
+
+def binned_nmi(
+    paired: Paired,
+    *,
+    data_range: float,
+    low: float = 0.0,
+    normalizer: str = "arithmetic",
+) -> Values:
+    """`nmi` with 16 bins of 16 gray levels: its chance level is lower."""
+    return _each(paired, data_range, low, _LEVELS // _BINS, normalizer)
+
+
+def adjusted_mi(
+    paired: Paired,
+    *,
+    data_range: float,
+    low: float = 0.0,
+    normalizer: str = "arithmetic",
+) -> Values:
+    """(MI - E) / (normalizer - E), E the mean of MI over all orders of the pixels: 0 by chance.
+
+    1 for the same image, below 0 if less is revealed than by chance. None if normalizer = E: both
+    images are constant, or no two pixels of either are equal.
+
+    Args:
+        paired: truth and reconstruction.
+        data_range: as in `nmi`.
+        low: as in `nmi`.
+        normalizer: as in `nmi`.
+
+    Source: Vinh, Epps and Bailey, "Information theoretic measures for clusterings comparison",
+    JMLR 2010.
+    """
+    return _each(paired, data_range, low, 1, normalizer, adjusted=True)
 
 
 METRICS = (
@@ -167,6 +305,24 @@ METRICS = (
     Metric("label_accuracy", label_accuracy, True, "", "share of right labels"),
 )
 """Every metric that `evaluate` computes, in the order of a report."""
+
+
+INFORMATION = (
+    Metric("nmi", nmi, True, "", "normalized mutual information of 256 gray levels, raw"),
+    Metric("binned_nmi", binned_nmi, True, "", "normalized mutual information of 16 gray levels"),
+    Metric("adjusted_mi", adjusted_mi, True, "", "mutual information less its chance level"),
+)
+"""For `evaluate(..., more=INFORMATION)`, with images in [0, data_range]: what gray levels reveal.
+
+Both images are rounded to 256 gray levels; every pixel of every channel is one entry, and its level
+is the entry's label. None of these is a bound, and none uses pixel positions or the distance of
+levels. The raw `nmi` of unrelated images is far above 0; `adjusted_mi` is 0 for them on average.
+"""
+
+
+def information(low: float) -> tuple[Metric, ...]:
+    """`INFORMATION` for images whose lowest value is not 0."""
+    return tuple(replace(one, function=partial(one.function, low=low)) for one in INFORMATION)
 
 
 def evaluate(
@@ -195,3 +351,81 @@ def _images(paired: Paired) -> tuple[Tensor, Tensor]:
 
 def _shortest_side(images: Tensor) -> int:
     return min(images.shape[2:]) if has_neighbors(images.shape[1:]) else 0
+
+
+def _each(
+    paired: Paired,
+    data_range: float,
+    low: float,
+    width: int,
+    normalizer: str,
+    *,
+    adjusted: bool = False,
+) -> Values:
+    check.one_of(NORMALIZERS, normalizer=normalizer)
+    truth = paired.truth.inputs
+    guesses = gray_levels(paired.inputs, data_range=data_range, low=low) // width
+    truths = gray_levels(truth, data_range=data_range, low=low) // width
+    least = float(truth.min())
+    most = float(truth.max())
+    slack = 1e-6 * data_range
+    if least < low - slack or most > low + data_range + slack:
+        raise ValueError(
+            f"low is {low:g} and data_range {data_range:g}, but the true images run from "
+            f"{least:.6g} to {most:.6g}; give the low and the range of the inputs"
+        )
+    mean = NORMALIZERS[normalizer]
+    return [_score(u, v, mean, adjusted) for u, v in zip(truths, guesses, strict=True)]
+
+
+def _score(
+    u: _Array,
+    v: _Array,
+    normalizer: Callable[[float, float], float],
+    adjusted: bool,
+) -> float | None:
+    joint = np.bincount(u * _LEVELS + v, minlength=_LEVELS**2).reshape(_LEVELS, _LEVELS)
+    a = joint.sum(1)
+    b = joint.sum(0)
+    own = _entropy(a)
+    other = _entropy(b)
+    mutual = max(0.0, own + other - _entropy(joint))
+    whole = normalizer(own, other)
+    by_chance = _expected(a[a > 0], b[b > 0]) if adjusted else 0.0
+    if whole - by_chance <= 1e-9:
+        return None
+    value = (mutual - by_chance) / (whole - by_chance)
+    return min(1.0, value)
+
+
+def _entropy(counts: _Array) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum()) + 0.0
+
+
+def _expected(a: _Array, b: _Array) -> float:
+    """The mean mutual information (nats) over all orders of labels with these counts.
+
+    The count of a table cell is hypergeometric; equal counts are computed once. Terms more than 10
+    standard deviations + 40 from a table cell's mean are left out: less than 1e-20 of it
+    (Bernstein).
+    """
+    total = int(a.sum())
+    logs = gammaln(np.arange(total + 1) + 1.0)
+    (ones, often), (others, times) = (np.unique(x, return_counts=True) for x in (a, b))
+    found = 0.0
+    for one, weight in zip(ones.tolist(), often.tolist(), strict=True):
+        center = one * others / total
+        spread = 10 * np.sqrt(center * (1 - others / total) * (1 - one / total)) + 41
+        first = np.maximum(np.maximum(1, one + others - total), np.floor(center - spread))
+        last = np.minimum(np.minimum(one, others), np.ceil(center + spread))
+        width = int((last - first).max()) + 1
+        n = first.astype(np.int64)[:, None] + np.arange(width)
+        inside = n <= last[:, None]
+        n = np.where(inside, n, last.astype(np.int64)[:, None])
+        b_ = others[:, None]
+        log_share = logs[one] + logs[total - one] - logs[total] + logs[b_] + logs[total - b_]
+        log_share = log_share - logs[n] - logs[one - n] - logs[b_ - n] - logs[total - one - b_ + n]
+        told = n / total * np.log(total * n / (float(one) * b_))
+        found += weight * float((times[:, None] * inside * told * np.exp(log_share)).sum())
+    return found

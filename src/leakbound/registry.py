@@ -67,11 +67,18 @@ HIDDEN = frozenset(
         "chain",
         "LayerCount",
         "OneShot",
+        "PrunedTurn",
         "Pruning",
+        "bytes_sent",
+        "client_task",
         "density",
+        "existing",
         "layer_counts",
         "named_masks",
+        "next_task",
         "prunable",
+        "turn_of",
+        "withheld",
     }
 )
 LISTS = frozenset({list, tuple, Sequence})

@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from msgspec.structs import replace as replace_part
 
 import leakbound as lb
 from leakbound import audit, report
 from leakbound._util import text
+from leakbound.assess.record import Chance
+from leakbound.assess.verdict import by_chance
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import play_round
@@ -18,6 +21,7 @@ from leakbound.defenses.base import Defense
 from leakbound.protocol import play
 from leakbound.randomness import stream
 from leakbound.report.rerun import reruns, toml_of
+from leakbound.report.tables import Names
 from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 ACTS = 15
@@ -58,7 +62,7 @@ def test_a_defense_that_starts_late_is_attacked_where_it_has_an_effect(default):
 def test_no_bound_is_stated_for_a_client_that_sent_updates_before():
     noise = [{"name": "gaussian_noise", "noise_std": 0.1}]
     quick = {"defenses": noise, "risk": {"probability": 0}}
-    first, later = (_records(_table(**quick, **more)) for more in ({}, {"round": 3}))
+    first, later = (_records(_table(**quick, **more)) for more in ({}, {"rounds": 3}))
     assert first["gaussian_noise"].bounds
     found = later["gaussian_noise"]
     assert not found.bounds
@@ -67,22 +71,58 @@ def test_no_bound_is_stated_for_a_client_that_sent_updates_before():
 
 
 def test_the_plan_names_a_round():
-    found = _records(_table(round=2))
+    found = _records(_table(rounds=2))
     assert {record.release.round for record in found.values()} == {2}
     assert not found["pri_prune"].release.effective
     assert found["pri_prune"].release.withheld == 0
 
 
-@pytest.mark.parametrize("round_", [0, -1, 1.5, True, [1, 2], "first", 1001])
-def test_odd_rounds_are_refused(round_):
-    with pytest.raises(ValueError, match="round"):
-        audit.parse(_table(round=round_))
+@pytest.mark.parametrize("rounds", [0, -1, 1.5, True, [1, 1], [], "first", "lats", 1001, [1, 1001]])
+def test_odd_rounds_are_refused(rounds):
+    with pytest.raises(ValueError, match="rounds"):
+        audit.parse(_table(rounds=rounds))
+
+
+def test_words_name_rounds_of_the_training():
+    words = ["last", "first", "middle", 7]
+    plan = audit.parse(_table(rounds=words, utility={"rounds": 21}))
+    assert plan.rounds == (21, 1, 11, 7)
+    assert [unit.round for unit in plan.experiments()][:4] == [21, 1, 11, 7]
+    with pytest.raises(ValueError, match="holds 1 twice"):
+        audit.parse(_table(rounds=["first", "middle"], utility={"rounds": 1}))
+
+
+def test_several_rounds_are_of_one_training():
+    """Each round's record is that of a plan which names it alone; a state goes through them all."""
+    defenses = [{"name": "pri_prune"}, {"name": "top_k"}]
+    both = [r.record for r in audit.run(audit.parse(_table(defenses=defenses, rounds=[2, 16])))]
+    for number, own in ((2, both[::2]), (16, both[1::2])):
+        alone = [r.record for r in audit.run(audit.parse(_table(defenses=defenses, rounds=number)))]
+        assert [one.release.round for one in own] == [number, number]
+        assert alone == own
+    early, late = both[:2]
+    assert early.release.withheld == 0
+    assert late.release.withheld > 0
+
+
+def test_rounds_of_one_batch_are_no_independent_tries():
+    """Fisher's rule adds up p-values of other batches, and never those of rounds of one."""
+    chance = Chance(p_value=0.1, decoys=9, level=0.05)
+    plan = audit.parse(_table(defenses=[{"name": "none"}], rounds=[1, 2, 3]))
+    found = [replace_part(r.record, chance=chance) for r in audit.run(plan)]
+    assert len({one.attack.hash for one in found}) == 3
+    assert by_chance(found) == pytest.approx(0.1)
+    names = Names(found)
+    assert [names.attack(one) for one in found] == [
+        f"inverting_gradients, round {number}" for number in (1, 2, 3)
+    ]
+    assert {names.attack(one, of_round=False) for one in found} == {"inverting_gradients"}
 
 
 def test_a_plan_with_a_round_is_read_back_the_same():
     import tomllib
 
-    plan = audit.parse(_table(round=2))
+    plan = audit.parse(_table(rounds=[2, 3]))
     kept = text.plain(plan)
     assert audit.parse(tomllib.loads(toml_of(kept)), name=plan.name).hash == plan.hash
     found = [result.record for result in audit.run(plan)]
@@ -128,7 +168,7 @@ def test_pages_say_which_round_was_attacked(tmp_path):
     text = report.write(tmp_path).read_text()
     said = f"was attacked in round {ACTS} of a training, the first in which it has an effect"
     assert said in " ".join(text.split())
-    assert f"`round = {ACTS}` in the plan attacks this round of all" in " ".join(text.split())
+    assert f"`rounds = {ACTS}` in the plan attacks this round of all" in " ".join(text.split())
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert {json.loads(line)["release"]["round"] for line in lines} == {1, ACTS}
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from leakbound.core import Batch
+from leakbound.metrics import adjusted_mi, binned_nmi, nmi
 from leakbound.pairing import Paired
 from leakbound_reproductions.priprune.information import (
     binary_entropy,
@@ -17,7 +18,6 @@ from leakbound_reproductions.priprune.information import (
     gradient_entropy,
     printed,
 )
-from leakbound_reproductions.priprune.nmi import adjusted_mi, binned_nmi, nmi
 
 PAIRS = 40
 

@@ -89,7 +89,7 @@ def test_a_plan_as_toml():
         "defenses": [[]],
         "batch_sizes": [1],
         "seeds": [0],
-        "round": None,
+        "rounds": [None],
     }
     assert toml_of(plan) == TINY
 

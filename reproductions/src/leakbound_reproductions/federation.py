@@ -23,7 +23,7 @@ from leakbound.core import (
 from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
 from leakbound.defenses.withhold import ClientState
 from leakbound.protocol import observed, resolve, step
-from leakbound.pruning import Pruning, prunable
+from leakbound.pruning import PrunedTurn, Pruning, client_task, next_task, turn_of, withheld
 from leakbound.randomness import Source, permutation, secure, stream
 
 __all__ = ["AGGREGATIONS", "ClientTurn", "FederatedPlan", "FederatedRound", "observe", "train"]
@@ -138,10 +138,12 @@ class ClientTurn:
     @property
     def rate(self) -> float:
         """The share of the model's weights that the client withheld, biases left out."""
-        weights = prunable(self.task) & _existing(self.task)
-        if self.update.mask is None or not bool(weights.any()):
-            return 0.0
-        return float((weights & ~self.update.mask[0]).sum() / weights.sum())
+        return withheld(self.task, self.update)
+
+    @property
+    def pruned(self) -> PrunedTurn:
+        """Its part as the pruning scheme sees it."""
+        return PrunedTurn(self.task, self.update, self.report, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,9 +255,7 @@ def _rounds(
             mean = task.parameters - plan.learning_rate * total.rows[0] / len(turns)
         else:
             mean = _mean(task, turns, plan.aggregation)
-        after = task.with_parameters(mean)
-        if plan.pruning is not None and plan.pruning.adjusts(number):
-            after = _adjusted(plan, task, after, turns, number)
+        after = next_task(plan.pruning, task, mean, [turn.pruned for turn in turns], number)
         yield FederatedRound(number, task, tuple(turns), total, ready, after)
         task = after
 
@@ -299,20 +299,14 @@ def _turn(
     state: Any,
 ) -> tuple[ClientTurn, Any]:
     """The part of a client in a round, and what it keeps."""
-    own = task
     batch = _batch(held, plan, draws.batches[client])
-    scheme = plan.pruning if plan.pruning is not None and plan.pruning.adjusts(number) else None
-    mask = None if scheme is None else scheme.client_mask(task, batch, number)
-    if mask is not None:
-        own = task.pruned(mask)
+    own = client_task(plan.pruning, task, batch, number)
     update, state = step(own, batch, ready, draws.noise[client], state)
     sent = None
     if not plan.sums:
         weights = own.parameters - plan.learning_rate * update.rows[0]
-        sent = torch.where(_sent(own, update), weights, 0.0)[None]
-    report = None if scheme is None else scheme.report(own, batch, number)
-    if report is not None:
-        report = report * _reported(own, update)
+        sent = torch.where(PrunedTurn(own, update).shown, weights, 0.0)[None]
+    report = turn_of(plan.pruning, own, batch, update, number).report
     kept = next((one for one in state if isinstance(one, ClientState)), None)
     return ClientTurn(client, held.size, own, batch, update, sent, kept, report), state
 
@@ -324,51 +318,13 @@ def _mean(task: Task, turns: Sequence[ClientTurn], aggregation: str) -> Tensor:
     for turn in turns:
         assert turn.sent is not None  # only sums have none
         weights += turn.size * turn.sent[0]
-        shown += turn.size * _sent(turn.task, turn.update)
+        shown += turn.size * turn.pruned.shown
     total = float(sum(turn.size for turn in turns))
     if aggregation == "plain":
         return weights / total
     if aggregation == "unchanged":
         return (weights + (total - shown) * task.parameters) / total
     return torch.where(shown > 0, weights / shown.clamp_min(1), task.parameters)
-
-
-def _adjusted(
-    plan: FederatedPlan, task: Task, after: Task, turns: Sequence[ClientTurn], number: int
-) -> Task:
-    union = task.kept
-    for turn in turns:
-        if turn.task.kept is not None and union is not None:
-            union = union | turn.task.kept
-    if union is not None and turns[0].sent is not None:
-        mean = _mean(replace(task, kept=None), turns, plan.aggregation)
-        after = replace(after, parameters=mean * union, kept=task.kept)
-    assert plan.pruning is not None  # it asked for the adjustment
-    mask = plan.pruning.server_mask(after, _mean_report(turns), number)
-    return replace(after, kept=None).pruned(mask)
-
-
-def _mean_report(turns: Sequence[ClientTurn]) -> Tensor | None:
-    """The mean of the reports by size, over those who sent each entry."""
-    own = [turn.size * turn.report for turn in turns if turn.report is not None]
-    shown = [t.size * _reported(t.task, t.update) for t in turns if t.report is not None]
-    return torch.stack(own).sum(0) / torch.stack(shown).sum(0).clamp_min(1) if own else None
-
-
-def _sent(task: Task, update: Update) -> Tensor:
-    """(P,) the weights of the client's model that it sent."""
-    exists = _existing(task)
-    return exists if update.mask is None else exists & update.mask[0]
-
-
-def _reported(task: Task, update: Update) -> Tensor:
-    """(P,) where a client reports the importance of a weight: where it does not withhold it."""
-    return _sent(task, update) | ~_existing(task)
-
-
-def _existing(task: Task) -> Tensor:
-    """(P,) the weights that the model has."""
-    return torch.ones_like(task.parameters).bool() if task.kept is None else task.kept
 
 
 def observe(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from leakbound._util import files
 from leakbound._util.docstrings import cleaned
@@ -106,11 +106,16 @@ class RecordPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AttackInfo(RecordPart, frozen=True, kw_only=True):
-    """An attack by name, with its full settings as text and their hash."""
+    """An attack by name, with its full settings as text and their hash.
+
+    `round`: the one that it attacks, where the plan names it; the hash then names it, too. Attacks
+    on several rounds of one training are no independent tries.
+    """
 
     name: str
     settings: str
     hash: str
+    round: Count | UnsetType = UNSET
 
 
 class DefenseInfo(RecordPart, frozen=True, kw_only=True):
@@ -239,13 +244,30 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
         return f"{score:.1f} {self.unit}"
 
 
+class RoundInfo(RecordPart, frozen=True, kw_only=True):
+    """The model that clients got in a round of a training, and what one of them sent.
+
+    Attributes:
+        kept: the share of its weights that pruning left, biases not counted.
+        sent: bytes of a client's message: numbers as the model has them, masks a bit for a weight.
+        dense: the same without pruning and withholding.
+        accuracy: of the model on test examples; None without classes.
+    """
+
+    kept: Probability
+    sent: Count
+    dense: Count
+    accuracy: Number | None = None
+
+
 class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
     """What is known about an update's noise and about what it withholds.
 
     `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
     cost of the noise, both relative (paper A). `noise_share`: the noise's share of the update's
     energy. `round`: of the training, 1 for the first; None: not known. `effective`: False if a
-    defense that needs some rounds had no effect yet.
+    defense that needs some rounds had no effect yet. `training`: of that round, where the model is
+    pruned or the plan names rounds.
     """
 
     law: str
@@ -256,6 +278,8 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
     noise_share: Number | None = None
     round: Count | None = None
     effective: bool = True
+    # Left out of a record that has none, which keeps its bytes.
+    training: RoundInfo | UnsetType = UNSET
 
 
 class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
@@ -707,6 +731,8 @@ class Training(RecordPart, frozen=True, kw_only=True):
         tested: number of answers behind them.
         auc_error: standard error of the AUC if the model learned nothing.
         curve: (round, training loss), the rounds rising.
+        pruned: of a pruned model: the last round, with the mean bytes of a client's message over
+            all rounds.
     """
 
     schema: Literal[1] = SCHEMA
@@ -726,6 +752,7 @@ class Training(RecordPart, frozen=True, kw_only=True):
     auc: Number | None = None
     auc_error: Number | None = None
     curve: tuple[tuple[Count, Number | None], ...] = ()
+    pruned: RoundInfo | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         rounds = [number for number, _ in self.curve]

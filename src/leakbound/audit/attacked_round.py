@@ -9,10 +9,11 @@ import torch
 
 from leakbound._util import optimizers
 from leakbound.attacks import Attack
-from leakbound.core import Batch, Refused, Server, Task, ThreatModel
+from leakbound.core import Batch, Guarantee, Refused, Server, Task, ThreatModel
 from leakbound.defenses import Chain
 from leakbound.defenses.base import State
 from leakbound.protocol import Round, play, step
+from leakbound.pruning import Pruning, client_task, next_task, turn_of
 from leakbound.randomness import Source
 
 MOST_ROUNDS = 100
@@ -37,6 +38,7 @@ def attacked_round(
     threat: ThreatModel,
     attack: Attack | None = None,
     auxiliary: Batch | None = None,
+    scheme: Pruning | None = None,
 ) -> Round:
     """Play a training up to the attacked round, and return that round as `protocol.play` does.
 
@@ -46,11 +48,14 @@ def attacked_round(
 
     `number` of the attacked round is 1 for the first; None is the first in which the defense has an
     effect on every client. `sources`, `threat`, `attack` and `auxiliary` are those of `play`, and
-    `other_sources` has one source for each of the other clients.
+    `other_sources` has one source for each of the other clients. A `scheme` changes the mask of a
+    pruned task where it adapts.
 
     Raises:
-        Refused: the defense has no effect in the first `MOST_ROUNDS` rounds.
+        Refused: the defense has no effect in the first `MOST_ROUNDS` rounds, or does not cover what
+            the scheme makes clients send.
     """
+    check_covers(defense, scheme)
     wanted = 1 if number is None and not defense.starts_late else number
     honest = replace(threat, server=Server.HONEST)
     sums = bool(defense.sides[1].links)
@@ -61,7 +66,8 @@ def attacked_round(
 
     def played(threat: ThreatModel, attack: Attack | None) -> Round:
         return play(
-            task,
+            # Nothing that adapts runs on the sum of several clients.
+            client_task(scheme, task, clients[0], at),
             clients,
             defense,
             sources,
@@ -82,15 +88,30 @@ def attacked_round(
                 source.set_state(state)
             return played(threat, attack)
         rows = [now.update.rows.sum(0)]
+        turns = [turn_of(scheme, now.observation.task, clients[0], now.update, at)]
         for i, batch in enumerate([] if sums else others(at)):
-            sent, states[i] = step(task, batch, now.defense, other_sources[i], states[i])
+            own = client_task(scheme, task, batch, at)
+            sent, states[i] = step(own, batch, now.defense, other_sources[i], states[i])
             rows.append(sent.rows.sum(0))
+            turns.append(turn_of(scheme, own, batch, sent, at))
         # The first row is the sum of all attacked clients, each other row is one client's.
         weights.grad = torch.stack(rows).sum(0) / (len(rows) - 1 + len(clients))
         server.step()
-        task = task.with_parameters(weights.detach().clone())
+        task = next_task(scheme, task, weights.detach().clone(), turns, at)
+        # A weight that the scheme restores starts at 0, wherever the server's steps were.
+        weights = weights.copy_(task.parameters)
         last = now
     raise Refused(
         f"{defense!r} has no effect in the first {MOST_ROUNDS} rounds of a training, so none of "
-        "them is attacked; name the round (round = N), or give other settings"
+        "them is attacked; name the round (rounds = N), or give other settings"
     )
+
+
+def check_covers(defense: Chain, scheme: Pruning | None) -> None:
+    """Reject a defense with a guarantee if clients send more than the update that it protects."""
+    protects = bool(defense.sides[1].links) or defense.guarantee is not Guarantee.NONE
+    if scheme is not None and scheme.adapts and protects:
+        raise Refused(
+            f"clients of {scheme!r} send masks or reports with their update, which {defense!r} "
+            "does not cover; give a scheme that chooses its mask once"
+        )

@@ -37,6 +37,8 @@ SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 SMALLEST = 50
 """Minimum number of a split's images that are compared with others."""
 FEW = 10
+SCORED = 128
+"""Public examples from which a pruning scheme chooses its first mask, as many as SNIP's authors."""
 MOST_WEIGHTS = 1 << 28
 """Weights of new models that are kept, 1 GiB; trained and loaded models are all kept."""
 T = TypeVar("T")
@@ -288,13 +290,20 @@ class PlanContext:
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         task = check_outputs(self, task, spec.name)
-        return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
+        if spec.train_steps:
+            task = self._trained(task, spec.train_steps, seed)
+        scheme = spec.scheme
+        if scheme is None:
+            return task
+        public = self.splits["public"][:SCORED]
+        batch = self.batch(public) if len(public) else None
+        return task.pruned(scheme.start(task, batch, stream(seed, "scheme")))
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
         model: nn.Module = registry.build(
             "model",
             spec.name,
-            dict(spec.settings),
+            spec.own,
             input_shape=self.input_shape,
             classes=self.loss.outputs(self.dataset.classes),
             generator=stream(seed, "model", spec.name),

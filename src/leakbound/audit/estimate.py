@@ -8,6 +8,7 @@ from functools import cache
 
 from leakbound import client
 from leakbound.attacks.pace import planned
+from leakbound.audit.attacked_round import OTHERS
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.plan import Experiment, ModelSpec, Unit, build_attack, build_defense
 from leakbound.registry import Spec
@@ -54,7 +55,10 @@ def estimate(
             count = evaluations(unit.attack)
             steps += count
             size = unit.batch_size * build_defense(unit.defense).cohort_size
-            work = count * EVALUATION * gradient(unit.model, size) if count else 0.0
+            one = gradient(unit.model, size) if count or unit.round else 0.0
+            work = count * EVALUATION * one
+            # The rounds before the attacked one, which other clients play, too.
+            work += ((unit.round or 1) - 1) * (1 + OTHERS) * one
         else:
             spec = unit.utility
             work = spec.rounds * spec.clients * gradient(unit.model, spec.batch_size)

@@ -17,7 +17,7 @@ from leakbound._util import pictures as html
 from leakbound._util import stops
 from leakbound._util.formats import format_number
 from leakbound._util.groups import grouped
-from leakbound._util.text import plain
+from leakbound._util.text import digest, plain
 from leakbound.assess import record as records
 from leakbound.assess.chance import Replay
 from leakbound.assess.criterion import Criterion
@@ -38,12 +38,13 @@ from leakbound.audit.context import (
     others_in_round,
     persons_of,
 )
-from leakbound.audit.utility import train
+from leakbound.audit.utility import tested, train
 from leakbound.client import clients_layer_inputs
 from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, ThreatModel
 from leakbound.defenses import Chain
-from leakbound.metrics import Metric
+from leakbound.metrics import Metric, information
 from leakbound.protocol import Round
+from leakbound.pruning import PrunedTurn, bytes_sent, density, existing
 from leakbound.randomness import stream
 from leakbound.registry import Spec
 from leakbound.risk.statement import of_bound
@@ -159,7 +160,7 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
             measured = train(unit, context)
         curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
         values = {
-            name: value if isinstance(value, int) else records.short(value)
+            name: records.short(value) if isinstance(value, float) else value
             for name, value in measured.items()
         }
         record = _training(unit, context, curve=curve, **values)
@@ -261,6 +262,7 @@ def _round_of(
         threat=context.threat(unit.threat),
         attack=plans.build_attack(unit.attack) if planted else None,
         auxiliary=context.public,
+        scheme=unit.model.scheme,
     )
 
 
@@ -304,6 +306,13 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
     )
 
 
+def _attack(unit: plans.Experiment) -> records.AttackInfo:
+    info = plans.attack_info(unit.attack)
+    if unit.round is None:
+        return info
+    return replace(info, hash=digest([info.hash, unit.round]), round=unit.round)
+
+
 def _header(
     unit: plans.Experiment,
     context: PlanContext,
@@ -312,7 +321,7 @@ def _header(
     domain = context.domain
     return records.Assessment(
         experiment=unit.id,
-        attack=plans.attack_info(unit.attack),
+        attack=_attack(unit),
         defense=defense_info(built, unit.defense),
         model=_model(unit.model, context),
         data=records.DataInfo(
@@ -365,7 +374,11 @@ def _judge(
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
         # User code may load any weights, so whether they depend on examples is not known.
-        fresh=model.weights is None and not model.train_steps and ":" not in model.name,
+        # So may a mask, and what it leaves is not drawn as new weights are.
+        fresh=model.weights is None
+        and not model.train_steps
+        and ":" not in model.name
+        and model.scheme is None,
         key=(model, unit.seed, unit.defense),  # bounds do not depend on the attack
         once=context.once,
     )
@@ -382,17 +395,58 @@ def _judge(
             plans.build_attack(unit.attack), played, partial(_round_of, unit, context), unit.seed
         ),
     )
+    low, _ = context.domain.input_range
     metrics: tuple[Metric, ...] = ()
     if unit.lpips_weights is not None:
-        low, _ = context.domain.input_range
-        metrics = (context.lpips(unit.lpips_weights).metric(low),)
+        metrics += (context.lpips(unit.lpips_weights).metric(low),)
+    if over_rounds(unit) and context.domain.distance_is_rmse and context.domain.has_neighbors:
+        metrics += information(low)
     settings = RiskSettings(
         unit.error_bound,
         unit.risk,
         metrics,
         pictures=images,
     )
-    return judged(played, evidence, settings)
+    record, files = judged(played, evidence, settings)
+    if over_rounds(unit) and record.release is not None:
+        record = replace(record, release=_in_training(unit, context, played, record.release))
+    return record, files
+
+
+def over_rounds(unit: plans.Experiment) -> bool:
+    """Whether the record is about the training, too: its model is pruned, or its round is named."""
+    return unit.model.scheme is not None or unit.round is not None
+
+
+def _in_training(
+    unit: plans.Experiment,
+    context: PlanContext,
+    played: Round,
+    release: records.ReleaseInfo,
+) -> records.ReleaseInfo:
+    """The release as part of its training; of a pruned model, what is left counts as the whole."""
+    task = played.observation.task
+    key = "accuracy", unit.model, unit.seed, unit.defense, unit.batch_size, played.number
+    accuracy = None
+    if context.dataset.classes and len(context.splits["test"]):
+        accuracy = context.once(key, lambda: tested(task, context)["accuracy"])
+    scheme = unit.model.scheme
+    training = records.RoundInfo(
+        kept=round(density(task, existing(task)), 9),
+        sent=bytes_sent(scheme, task, played.update, played.number),
+        dense=len(task.parameters) * task.parameters.element_size(),
+        accuracy=records.short(accuracy),
+    )
+    release = replace(release, training=training)
+    if scheme is None:
+        return release
+    shown = PrunedTurn(task, played.update).shown[existing(task)]
+    chosen = scheme.adapts and scheme.adjusts(played.number)
+    return replace(
+        release,
+        withheld=records.short(1 - float(shown.double().mean())),
+        data_dependent=release.data_dependent or chosen,
+    )
 
 
 def replay_of(

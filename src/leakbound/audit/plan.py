@@ -18,9 +18,12 @@ from leakbound.attacks import Attack
 from leakbound.core import ThreatModel
 from leakbound.defenses import Chain, chain
 from leakbound.losses import is_code, named
+from leakbound.pruning import Pruning
 from leakbound.registry import Spec
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 
+SCHEME = "scheme"
+"""The setting of every model that names what prunes it."""
 MOST_EXPERIMENTS = 1_000_000
 MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once before the audit
 
@@ -50,12 +53,27 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A built-in model or "package.module:build"; trained first, or with given weights."""
+    """A built-in model or "package.module:build"; trained first, or with given weights.
+
+    One of the settings may be a pruning `scheme` with its own settings, as in "snip,rate=0.3".
+    """
 
     name: str
     settings: tuple[tuple[str, Any], ...] = ()
     train_steps: int = 0
     weights: str | None = None
+
+    @property
+    def scheme(self) -> Pruning | None:
+        """What prunes the model, before its first round and during the training."""
+        described = dict(self.settings).get(SCHEME)
+        scheme: Pruning | None = described and registry.parse("scheme", described)
+        return scheme
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings of the model itself."""
+        return {key: value for key, value in self.settings if key != SCHEME}
 
 
 @dataclass(frozen=True)
@@ -134,8 +152,8 @@ class Plan:
 
     A defense is a chain of links; () is no defense. Each seed is a repetition with separate initial
     weights, batch and noise. An example counts as reconstructed from `psnr` in dB on; a row of a
-    table or a sequence, from a `share` of right columns or tokens on. `round` is the round of a
-    training that is attacked; None is the first in which the defense has an effect.
+    table or a sequence, from a `share` of right columns or tokens on. `rounds` are those of a
+    training that are attacked; None is the first in which the defense has an effect.
     """
 
     name: str
@@ -152,10 +170,10 @@ class Plan:
     error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
     lpips_weights: str | None = None
-    round: int | None = None
+    rounds: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
-        names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
+        names = ("models", "batch_sizes", "defenses", "attacks", "seeds", "rounds")
         refuse_large({name: len(getattr(self, name)) for name in names})
         for name in names:
             values = getattr(self, name)
@@ -189,7 +207,14 @@ class Plan:
             for size, links, attack in pairs
             if attacks[attack].why_not(defenses[links], size) is None
         } or {*pairs}
-        grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
+        grid = product(
+            self.models,
+            self.batch_sizes,
+            self.defenses,
+            self.attacks,
+            self.seeds,
+            self.rounds,
+        )
         same = (
             self.threat,
             self.psnr,
@@ -197,11 +222,10 @@ class Plan:
             self.error_bound,
             self.risk,
             self.lpips_weights,
-            self.round,
         )
         return tuple(
-            Experiment(self.data, model, defense, attack, size, seed, *same)
-            for model, size, defense, attack, seed in grid
+            Experiment(self.data, model, defense, attack, size, seed, *same, number)
+            for model, size, defense, attack, seed, number in grid
             if (size, defense, attack) in kept
         )
 

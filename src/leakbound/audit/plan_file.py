@@ -59,6 +59,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     attacks = [grid for row in attack_rows for grid in registry.grids_of("attack", row)]
     batch_sizes = _whole("batch_sizes", table.get("batch_sizes", [1]), 1)
     seeds = _whole("seeds", table.get("seeds", [0]), 0)
+    rounds = _rounds(table.get("rounds"), utility.rounds)
     # by lengths alone: a list in each setting multiplies beyond any memory
     plans.refuse_large(
         {
@@ -67,6 +68,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
             "defenses": sum(math.prod(grid.count for grid in grids) for grids in defenses),
             "attacks": sum(grid.count for grid in attacks),
             "seeds": len(seeds),
+            "rounds": len(rounds),
         }
     )
     plan = plans.Plan(
@@ -88,7 +90,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
         risk=_risk(table),
         lpips_weights=lpips_weights,
-        round=_round(table.get("round")),
+        rounds=rounds,
     )
     # built once here, so that a wrong value stops the audit before its first experiment
     for links in plan.defenses:
@@ -128,37 +130,67 @@ def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
     return float(value), float(share)
 
 
-def _round(value: Any) -> int | None:
-    """The attacked round; None if the plan leaves it to each defense."""
+def _rounds(value: Any, last: int) -> tuple[int | None, ...]:
+    """The attacked rounds; None if the plan leaves the round to each defense.
+
+    Words name rounds of the training of `[utility]`, which has `last` rounds.
+    """
     if value is None:
-        return None
-    if isinstance(value, list):
-        raise ValueError(f"round is the list {value}; give one whole number, such as 15")
-    (number,) = _whole("round", value, 1)
-    if number > LAST_ROUND:
-        raise ValueError(f"round is {number}; give at most {LAST_ROUND}")
-    return number
+        return (None,)
+    values = value if isinstance(value, list) else [value]
+    words = {"first": 1, "middle": (1 + last) // 2, "last": last}
+    named = [one for one in values if isinstance(one, str)]
+    for one in named:
+        check.one_of(words, rounds=one)
+    if named and last < 1:
+        raise ValueError(
+            f"rounds holds {named[0]!r}, a round of the training of [utility], which the plan does "
+            "not have; add it, or give a number"
+        )
+    numbers = [words[one] if isinstance(one, str) else one for one in values]
+    found = _whole("rounds", numbers, 1)
+    if max(found, default=1) > LAST_ROUND:
+        raise ValueError(f"rounds holds {max(found)}; give at most {LAST_ROUND}")
+    return found
 
 
 def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     """The number of models in a table, and an iterator that makes them."""
-    rest = {k: v for k, v in row.items() if k not in ("train_steps", "weights")}
+    rest = {k: v for k, v in row.items() if k not in ("train_steps", "weights", plans.SCHEME)}
     steps = _whole("train_steps", row.get("train_steps", 0), 0)
     if not steps:
         raise ValueError("models.train_steps is an empty list; give at least one value")
+    schemes = _schemes(row.get(plans.SCHEME, [registry.NO_DEFENSE]))
     weights = row.get("weights")
     if weights is not None:
         _typed("weights", weights, str)
     specs: registry.Grid | tuple[registry.Spec, ...]
     if ":" in _typed("models.name", rest.get("name", ""), str):
         specs = registry.specs_of("model", rest)  # lists are values of the user's own function
-        count = len(steps)
+        count = len(steps) * len(schemes)
     else:
         (specs,) = registry.grids_of("model", rest)
-        count = specs.count * len(steps)
+        count = specs.count * len(steps) * len(schemes)
     return count, (
-        plans.ModelSpec(spec.name, spec.settings, many, weights) for spec in specs for many in steps
+        plans.ModelSpec(spec.name, (*spec.settings, *scheme), many, weights)
+        for spec in specs
+        for many in steps
+        for scheme in schemes
     )
+
+
+def _schemes(values: Any) -> list[tuple[tuple[str, str], ...]]:
+    """By scheme, what it adds to the settings of a model; nothing for "none"."""
+    schemes: list[tuple[tuple[str, str], ...]] = []
+    for value in values if isinstance(values, list) else [values]:
+        if _typed("models.scheme", value, str) == registry.NO_DEFENSE:
+            schemes.append(())
+        else:
+            registry.parse("scheme", value)
+            schemes.append(((plans.SCHEME, value),))
+    if not schemes:
+        raise ValueError('models.scheme is an empty list; give at least one, or "none"')
+    return schemes
 
 
 def _whole(

@@ -12,12 +12,15 @@ from torch.nn import functional
 
 from leakbound import client
 from leakbound._util import optimizers
+from leakbound.assess.record import RoundInfo, short
+from leakbound.audit.attacked_round import check_covers
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.core import Batch, Loss, Task, Update
 from leakbound.defenses.base import Chain, State
 from leakbound.losses import NamedLoss, named
 from leakbound.protocol import resolve, step
+from leakbound.pruning import bytes_sent, client_task, density, existing, next_task, turn_of
 from leakbound.randomness import permutation, stream
 
 EVALUATED = 1000
@@ -36,6 +39,8 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     """
     spec = unit.utility
     defense = build_defense(unit.defense)
+    scheme = unit.model.scheme
+    check_covers(defense, scheme)
     task = context.task(unit.model, unit.seed)
     source = stream(unit.seed, "utility", "batches")
     # The last source is for links on the sum of all clients.
@@ -47,23 +52,40 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     ready: Chain | None = None
     curve = [[0, context.once(("loss", unit.model, unit.seed), lambda: _loss(task, context))]]
     private = context.splits["private"]
+    sent = 0
     for round_ in range(1, spec.rounds + 1):
         order = permutation(len(private), source)[: spec.clients * spec.batch_size]
         # A copy: the optimizer changes the weights in place.
         now = task.with_parameters(weights.detach().clone())
         ready = resolve(defense, now, spec.batch_size, ready)
         updates = []
+        turns = []
         for i, part in enumerate(private[order].reshape(spec.clients, spec.batch_size)):
-            update, states[i] = step(now, _batch(part, context), ready, noises[i], states[i])
+            batch = _batch(part, context)
+            own = client_task(scheme, now, batch, round_)
+            update, states[i] = step(own, batch, ready, noises[i], states[i])
             updates.append(update)
+            turns.append(turn_of(scheme, own, batch, update, round_))
+            sent += bytes_sent(scheme, own, update, round_)
         together = ready.sides[1]
         update, _ = together.transform(Update.stack(updates), together.init(now), None, noise)
         weights.grad = update.rows.sum(0) / spec.clients
         optimizer.step()
+        task = next_task(scheme, now, weights.detach().clone(), turns, round_)
+        # A weight that the scheme restores starts at 0, wherever the server's steps were.
+        weights.copy_(task.parameters)
         if round_ in (spec.rounds, *MARKS):
-            curve.append([round_, _loss(task.with_parameters(weights.detach()), context)])
-    trained = task.with_parameters(weights.detach())
-    return {"training_loss": curve[-1][1], "curve": curve, **_tested(trained, context)}
+            curve.append([round_, _loss(task, context)])
+    found = tested(task, context)
+    measured: dict[str, Any] = {"training_loss": curve[-1][1], "curve": curve, **found}
+    if scheme is not None:
+        measured["pruned"] = RoundInfo(
+            kept=round(density(task, existing(task)), 9),
+            sent=round(sent / (spec.rounds * spec.clients)),
+            dense=len(weights) * weights.element_size(),
+            accuracy=short(found["accuracy"]),
+        )
+    return measured
 
 
 def _loss(task: Task, context: PlanContext) -> float:
@@ -72,7 +94,7 @@ def _loss(task: Task, context: PlanContext) -> float:
         return float(task.loss(_outputs(task, batch), batch.labels))
 
 
-def _tested(task: Task, context: PlanContext) -> dict[str, float | int | None]:
+def tested(task: Task, context: PlanContext) -> dict[str, float | int | None]:
     batch = _batch(context.splits["test"][:EVALUATED], context)
     return quality(task.loss, _outputs(task, batch), batch.labels)
 

@@ -193,11 +193,14 @@ def train(command: options.Train) -> int:
 
 def _show(rows: Sequence[TrainingCost]) -> None:
     right = ["loss", "accuracy", "balanced", "AUC", "seeds"]
+    pruned = any(isinstance(row.sent, float) for row in rows)
+    right += ["left", "kB sent"] * pruned
     shown = terminal.table("model", "defense", right=right)
     shown.caption = "mean [95 % interval over seeds]"
     shown.caption_justify = "left"
     for row in rows:
-        shown.add_row(brief(row.model), brief(row.defense), *map(escape, _words(row)))
+        words = (*_words(row), *_size(row) * pruned)
+        shown.add_row(brief(row.model), brief(row.defense), *map(escape, words))
     console.print(shown)
     for model in dict.fromkeys(row.model for row in rows if row.unskilled):
         console.say(
@@ -213,6 +216,13 @@ def _words(row: TrainingCost) -> tuple[str, ...]:
     area = format_fixed(row.auc, 3)
     failed = f" ({row.failed} without a result)" if row.failed else ""
     return loss, _number(row.accuracy), balanced, area, f"{seeds}{failed}"
+
+
+def _size(row: TrainingCost) -> tuple[str, str]:
+    """The share of weights that pruning left, and the size of a client's message."""
+    if not isinstance(row.kept, float) or not isinstance(row.sent, float):
+        return "100 %", UNKNOWN
+    return f"{100 * row.kept:.0f} %", f"{row.sent / 1000:,.1f}"
 
 
 def _number(value: MeanInterval | None) -> str:

@@ -48,8 +48,10 @@ LINKS: Mapping[str, tuple[str, ...]] = {
 
 
 def command(entry: Entry) -> str:
-    """The command that runs an entry; for a link of a chain or a scheme, that of a plan."""
-    if entry.name in LINKS or entry.kind == "scheme":
+    """The command that runs an entry; for a link of a chain, that of a plan."""
+    if entry.kind == "scheme":
+        return f"leakbound attack --model 'lenet,scheme=\"{entry.name}\"'"
+    if entry.name in LINKS:
         return f"leakbound audit plan.toml --out runs/{entry.name}"
     more = [f"--{entry.kind} {entry.name}"]
     if entry.kind == "defense":

@@ -23,6 +23,15 @@ from leakbound.pruning.one_shot import (
     Snip,
     Synflow,
 )
+from leakbound.pruning.rounds import (
+    PrunedTurn,
+    bytes_sent,
+    client_task,
+    existing,
+    next_task,
+    turn_of,
+    withheld,
+)
 
 __all__ = [
     "FedDST",
@@ -31,12 +40,19 @@ __all__ = [
     "Magnitude",
     "OneShot",
     "PruneFL",
+    "PrunedTurn",
     "Pruning",
     "Random",
     "Snip",
     "Synflow",
+    "bytes_sent",
+    "client_task",
     "density",
+    "existing",
     "layer_counts",
     "named_masks",
+    "next_task",
     "prunable",
+    "turn_of",
+    "withheld",
 ]

@@ -83,11 +83,29 @@ class PruneFL(Pruning):
         check.count(round_=round_)
         return round_ % self.every == 0
 
-    def report(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+    def report(
+        self,
+        task: Task,
+        batch: Batch,
+        round_: int,
+    ) -> Tensor | None:
         """The squared gradient (P,) of all weights at the round's start, in adjusting rounds."""
         return full_gradient(task, batch).square() if self.adjusts(round_) else None
 
-    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+    def added_bytes(
+        self,
+        task: Task,
+        round_: int,
+    ) -> int:
+        numbers = len(task.parameters) if self.adjusts(round_) else 0
+        return numbers * task.parameters.element_size()
+
+    def server_mask(
+        self,
+        task: Task,
+        report: Tensor | None,
+        round_: int,
+    ) -> Tensor:
         if not self.adjusts(round_):
             return old_mask(task)
         shape = None if report is None else tuple(report.shape)
@@ -111,10 +129,19 @@ class PruneFL(Pruning):
             )
         return intact(task, stay | top(wide / times, ~stay, back))
 
-    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def _first(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         return keep_largest(task, task.parameters.abs(), self.rate, "layer")
 
-    def _stay(self, task: Task, round_: int) -> Tensor:
+    def _stay(
+        self,
+        task: Task,
+        round_: int,
+    ) -> Tensor:
         """The old mask without each layer's smallest weights, which compete."""
         mask = old_mask(task) | ~prunable(task)
         part = self.candidates
@@ -142,7 +169,12 @@ class PruneFL(Pruning):
         return seconds
 
 
-def worth_their_time(gains: Tensor, times: Tensor, stay: Tensor, constant: float) -> Tensor:
+def worth_their_time(
+    gains: Tensor,
+    times: Tensor,
+    stay: Tensor,
+    constant: float,
+) -> Tensor:
     """The mask with the most gain per second: all of `stay`, and others that raise the ratio.
 
     In the order of gain per time, each weight is added while its own ratio is above that of all
@@ -201,7 +233,12 @@ class FedDST(Pruning):
         check.count(round_=round_)
         return round_ % self.every == 0 and round_ < self.end
 
-    def client_mask(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+    def client_mask(
+        self,
+        task: Task,
+        batch: Batch,
+        round_: int,
+    ) -> Tensor | None:
         mask = old_mask(task).clone()
         if not self.adjusts(round_):
             return None
@@ -215,13 +252,31 @@ class FedDST(Pruning):
             mask[start:stop] = stays | top(slopes[start:stop], ~stays, moved)
         return mask
 
-    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+    def added_bytes(
+        self,
+        task: Task,
+        round_: int,
+    ) -> int:
+        bits = int(prunable(task).sum()) if self.adjusts(round_) else 0
+        return math.ceil(bits / 8)
+
+    def server_mask(
+        self,
+        task: Task,
+        report: Tensor | None,
+        round_: int,
+    ) -> Tensor:
         old = old_mask(task)
         if not self.adjusts(round_):
             return old
         return intact(task, keep_counts(task, task.parameters.abs(), erk(task, self.rate)))
 
-    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def _first(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         like = torch.zeros((), dtype=torch.float64, device=task.parameters.device)
         scores = uniform(task.parameters.shape, source, like=like)
         return keep_counts(task, scores, erk(task, self.rate))

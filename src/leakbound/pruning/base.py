@@ -63,7 +63,12 @@ class Pruning(ABC):
         if self.rate == 1:
             raise ValueError(f"rate is {self.rate!r}; give a number below 1, or no weight remains")
 
-    def start(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def start(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         """The mask (P,) of the first round, chosen by the server for a model that is not pruned.
 
         `batch` is public data or one client's, if the scheme reads any; the mask then leaks it.
@@ -77,15 +82,38 @@ class Pruning(ABC):
         check.count(round_=round_)
         return False
 
-    def client_mask(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+    def client_mask(
+        self,
+        task: Task,
+        batch: Batch,
+        round_: int,
+    ) -> Tensor | None:
         """A client's own mask (P,) before its local training; None: it keeps the server's."""
         return None
 
-    def report(self, task: Task, batch: Batch, round_: int) -> Tensor | None:
+    def report(
+        self,
+        task: Task,
+        batch: Batch,
+        round_: int,
+    ) -> Tensor | None:
         """What a client sends in addition to its update, (P,); None: nothing."""
         return None
 
-    def server_mask(self, task: Task, report: Tensor | None, round_: int) -> Tensor:
+    def added_bytes(
+        self,
+        task: Task,
+        round_: int,
+    ) -> int:
+        """Bytes that a client sends in a round besides its weights: a report, or its own mask."""
+        return 0
+
+    def server_mask(
+        self,
+        task: Task,
+        report: Tensor | None,
+        round_: int,
+    ) -> Tensor:
         """The new mask (P,) after the aggregation; for a scheme that does not adapt, the old one.
 
         Args:
@@ -97,7 +125,12 @@ class Pruning(ABC):
         return old_mask(task)
 
     @abstractmethod
-    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def _first(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         """The mask (P,) of the first round."""
 
 
@@ -162,7 +195,12 @@ def named_masks(task: Task, mask: Tensor) -> dict[str, Tensor]:
     return {name: named[name].clone() for name, _, _ in spans(task)}
 
 
-def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
+def keep_largest(
+    task: Task,
+    scores: Tensor,
+    rate: float,
+    scope: str,
+) -> Tensor:
     if scope == "layer":
         return keep_counts(task, scores, [b - a - gone(rate, b - a) for _, a, b in spans(task)])
     among = prunable(task)
@@ -170,7 +208,11 @@ def keep_largest(task: Task, scores: Tensor, rate: float, scope: str) -> Tensor:
     return ~among | top(scores, among, total - gone(rate, total))
 
 
-def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
+def keep_counts(
+    task: Task,
+    scores: Tensor,
+    counts: Sequence[int],
+) -> Tensor:
     """Keep `counts` of every prunable tensor, by highest scores (P,), and all other weights."""
     mask = torch.ones_like(scores, dtype=torch.bool)
     for (_, start, stop), count in zip(spans(task), counts, strict=True):
@@ -178,7 +220,11 @@ def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
     return mask
 
 
-def top(scores: Tensor, among: Tensor, count: int) -> Tensor:
+def top(
+    scores: Tensor,
+    among: Tensor,
+    count: int,
+) -> Tensor:
     """Mask of the `count` highest scores where `among` is True; of equal ones the last."""
     mask = torch.zeros_like(among)
     index = among.nonzero().squeeze(1)

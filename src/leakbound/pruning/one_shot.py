@@ -40,10 +40,20 @@ class OneShot(Pruning):
         check.one_of(SCOPES, scope=self.scope)
 
     @abstractmethod
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         """The score of every weight, (P,)."""
 
-    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def _first(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         scores = self.scores(task, batch, source)
         return keep_largest(task, scores, self.rate, self.scope)
 
@@ -59,7 +69,12 @@ class Random(OneShot):
         4
     """
 
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         like = torch.zeros((), dtype=torch.float64, device=task.parameters.device)
         return uniform(task.parameters.shape, source, like=like)
 
@@ -74,7 +89,12 @@ class Magnitude(OneShot):
     Source: Han et al. 2015.
     """
 
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         return task.parameters.abs()
 
 
@@ -99,7 +119,12 @@ class Snip(OneShot):
 
     reads_data = True
 
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         given = given_batch(self, batch)
         return (task.parameters * full_gradient(task, given)).abs()
 
@@ -129,7 +154,12 @@ class Grasp(OneShot):
         super().__post_init__()
         check.positive(temperature=self.temperature)
 
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         given = given_batch(self, batch)
 
         def loss(flat: Tensor) -> Tensor:
@@ -178,11 +208,21 @@ class Synflow(Pruning):
         super().__post_init__()
         check.count(iterations=self.iterations)
 
-    def scores(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def scores(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         """|w| dR/d|w| of every weight (P,), float64."""
         return _flow(_positive(task), given_batch(self, batch).inputs[:1])
 
-    def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
+    def _first(
+        self,
+        task: Task,
+        batch: Batch | None,
+        source: Source,
+    ) -> Tensor:
         wide = _positive(task)
         among = prunable(task)
         image = given_batch(self, batch).inputs[:1]

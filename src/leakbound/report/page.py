@@ -34,6 +34,7 @@ from leakbound.report.gallery import (
     cards_of,
     pages_of,
 )
+from leakbound.report.over_rounds import panels, round_rows
 from leakbound.report.sentences import attacked_rounds, is_it_this_person, revealed
 from leakbound.report.tables import AttackSummary, ErrorBoundRow, RunSummary
 from leakbound.report.template import cell, check_installed, rendered, save, significant
@@ -253,6 +254,8 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "reading": partial(_reading, criterion),
         "columns": columns.column_tables(assessments, names, most_exposed),
         "significance": columns.SIGNIFICANT,
+        "over_rounds": round_rows(assessments, names),
+        "round_panels": panels(assessments, names, f"{criterion.axis}, {criterion.unit}"),
         "curves": tables.loss_curves(run.trainings, names),
         # By model and defense, the score of the strongest attack at any batch size.
         "strongest": {key: max(values) for key, values in medians.items()},

@@ -33,7 +33,7 @@ DATA = {
 }
 CRITERION = {"psnr": 20.0, "share": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
-_WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights", "round")
+_WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights")
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 Table = Mapping[str, Any]
 
@@ -87,7 +87,7 @@ def toml_of(plan: Table) -> str:
     order.
     """
     try:
-        names = ["name", "batch_sizes", "seeds", *(["round"] if plan["round"] else [])]
+        names = ["name", "batch_sizes", "seeds", *(["rounds"] if plan["rounds"] != [None] else [])]
         head = _rows({name: plan[name] for name in names})
         models = [f"[[models]]\n{_rows(_spec(_model(row)))}" for row in plan["models"]]
         attacks = [f"[[attacks]]\n{_rows(_spec(row))}" for row in plan["attacks"]]
@@ -153,10 +153,10 @@ def _choices(
             if defense == ("+".join(link["name"] for link in links) or "none")
         ),
         (entry for entry in plan["attacks"] if entry["name"] == attack),
+        plan["rounds"],
     )
-    choices = [
-        dict(zip(("model", "defense", "attack"), one, strict=True)) | common for one in every
-    ]
+    names = ("model", "defense", "attack", "round")
+    choices = [dict(zip(names, one, strict=True)) | common for one in every]
     return {digest(choice): choice for choice in choices}
 
 
@@ -178,6 +178,7 @@ def _rerun(known: Table, name: str) -> Rerun:
         "defenses": [known["defense"]],
         "batch_sizes": [known["batch_size"]],
         "seeds": [known["seed"]],
+        "rounds": [known["round"]],
     }
     plan = toml_of(dict(known) | alone)
     return Rerun(f"leakbound audit experiment.toml --out experiment-{name}", plan)

@@ -182,7 +182,7 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
 
     Of one that had no effect in the attacked round, the sentence says so.
     """
-    chosen = run.info.plan.get("round") is not None
+    chosen = run.info.plan.get("rounds", [None]) != [None]
     releases = grouped(
         (names.defense(a), a.release)
         for a in run.assessments
@@ -197,11 +197,13 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
         first = rounds[0]
         last = rounds[-1]
         where = f"round {first}" if first == last else f"rounds {first} to {last}"
+        if chosen and first != last:
+            where = f"rounds {', '.join(map(str, rounds))}"
         text = f"{brief(defense)} was attacked in {where} of a training"
         if not chosen:
             text += (
                 ", the first in which it has an effect. Earlier rounds have no protection. Other "
-                f"defenses were attacked in round 1; `round = {last}` in the plan attacks this "
+                f"defenses were attacked in round 1; `rounds = {last}` in the plan attacks this "
                 "round of all."
             )
         elif idle:

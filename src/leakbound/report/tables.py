@@ -18,11 +18,13 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from scipy.special import bdtr
 
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound._util.groups import grouped
 from leakbound._util.intervals import clopper_pearson, student_reach
+from leakbound._util.text import digest
 from leakbound.assess.record import (
     PROTECTS,
     Assessment,
@@ -257,6 +259,8 @@ class TrainingCost(ReportPart, frozen=True):
             defense shows no skill by that measure: then nothing can be lost.
         unskilled: that training did not beat the majority class.
         failed: trainings without a result, which enter no mean.
+        kept, sent: of a pruned model, the share of weights that pruning left and the bytes of a
+            client's message, as means.
     """
 
     model: str
@@ -274,6 +278,8 @@ class TrainingCost(ReportPart, frozen=True):
     auc_lost: MeanInterval | None
     unskilled: bool
     failed: int
+    kept: float | UnsetType = UNSET
+    sent: float | UnsetType = UNSET
 
     @property
     def cost_unknown(self) -> bool:
@@ -339,10 +345,11 @@ class Names:
         assessments = list(assessments)
         both: list[Record] = [*assessments, *trainings]
         kinds = grouped((record.defense.name, record.defense.parameters) for record in both)
-        hashes = grouped((a.attack.name, a.attack.hash) for a in assessments)
+        hashes = grouped(((a.attack.name, a.attack.round), a.attack.hash) for a in assessments)
+        self._several = len({a.attack.round for a in assessments}) > 1
         self._varying = {name: _varying(rows) for name, rows in kinds.items()}
         # Two settings of one attack would look alike: their hashes tell them apart.
-        self._twins = {name for name, some in hashes.items() if len({*some}) > 1}
+        self._twins = {name for (name, _), some in hashes.items() if len({*some}) > 1}
         for record in both:
             setting = self._setting(record.defense)
             self.settings.setdefault(setting.label, setting)
@@ -362,10 +369,15 @@ class Names:
     def defense(self, record: Record) -> str:
         return self._setting(record.defense).label
 
-    def attack(self, assessment: Assessment) -> str:
-        name = assessment.attack.name
-        mark = assessment.attack.hash
-        return f"{name} [{mark[:6]}]" if name in self._twins else name
+    def attack(self, assessment: Assessment, *, of_round: bool = True) -> str:
+        """The attack's label, with the round where several are attacked."""
+        attack = assessment.attack
+        name = attack.name
+        if name in self._twins:
+            # Without the round, which the hash names.
+            name = f"{name} [{digest(attack.settings)[:6] if self._several else attack.hash[:6]}]"
+        numbered = self._several and isinstance(attack.round, int)
+        return f"{name}, round {attack.round}" if of_round and numbered else name
 
     def key(self, assessment: Assessment) -> ConfigurationKey:
         return self.model(assessment), assessment.batch_size, self.defense(assessment)
@@ -726,8 +738,17 @@ def training_costs(
             auc_lost=_lost(plain, ok, "auc") if defended and _ranks(plain) else None,
             unskilled=bool(plain) and not skilled,
             failed=len(every[model, defense]) - len(ok),
+            **_pruned(ok),
         )
     return costs
+
+
+def _pruned(trainings: Iterable[Training]) -> dict[str, float]:
+    """What pruning left, and the bytes of a message; nothing of a dense model."""
+    ends = [t.pruned for t in trainings if not isinstance(t.pruned, UnsetType)]
+    if not ends:
+        return {}
+    return {"kept": fmean(end.kept for end in ends), "sent": fmean(end.sent for end in ends)}
 
 
 def loss_curves(

@@ -23,12 +23,11 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from leakbound import data
 from leakbound.core import Batch
-from leakbound.metrics import METRICS, Metric
+from leakbound.metrics import INFORMATION, METRICS, Metric
 from leakbound.pairing import Paired
 from leakbound.randomness import normal, permutation, stream, uniform
 from leakbound_reproductions import kept
 from leakbound_reproductions.paired import Gain, gain
-from leakbound_reproductions.priprune.nmi import INFORMATION
 
 IMAGES = 200
 SETS = ("digits on black", "digits on white", "photographs", "clear photographs")
