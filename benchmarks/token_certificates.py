@@ -45,9 +45,15 @@ def scene(seed: int) -> tuple[Tensor, Observation, str]:
     tokens = torch.randint(1, vocabulary, (count, length), generator=source)
     if pick(source, True, False):  # marks at both ends, as encoders have them
         tokens[:, 0], tokens[:, -1] = 1, 2
+    side = pick(stream(seed, "side"), "right", "left")
     if padded and length > 2:
-        tokens[0, -1] = 0
-    domain = TokenDomain(vocabulary, length, padding=0 if padded else None)
+        tokens[0, -1 if side == "right" else 0] = 0
+    domain = TokenDomain(
+        vocabulary,
+        length,
+        padding=0 if padded else None,
+        padding_side=side,
+    )
     given = {
         "input_shape": (length,),
         "width": pick(source, 8, 16, 32),
@@ -87,12 +93,14 @@ def certified(attack: Any, seen: Observation, tokens: Tensor, seed: int) -> bool
     """Whether an answer without a problem is right; None if it has one.
 
     Of adapters, the answer is that some tokens occur, without the last of each sequence, which is a
-    label, and without padding.
+    label, and without padding. Padding before a sequence sees its last token.
     """
     if isinstance(attack, AdapterPursuit):
         found = attack.found(seen)
-        ends = (row[row > 0][:-1].tolist() for row in tokens)
-        return {*found.tokens} <= {k for row in ends for k in row} if found.certain else None
+        before = seen.task.domain.padded_before
+        ends = (row[row > 0][: None if before else -1].tolist() for row in tokens)
+        words = {*found.tokens} - ({0} if before else set())
+        return words <= {k for row in ends for k in row} if found.certain else None
     answer = attack(seen, stream(seed, "attack"))
     return sorted(answer.inputs.tolist()) == sorted(tokens.tolist()) if not answer.problem else None
 

@@ -143,6 +143,8 @@ def test_words_belong_to_the_vocabulary():
         TokenDomain(5, 3, words=("a", "b"))
     with pytest.raises(ValueError, match="padding is 5"):
         TokenDomain(5, 3, padding=5)
+    with pytest.raises(ValueError, match="padding_side is 'Left'"):
+        TokenDomain(5, 3, padding=0, padding_side="Left")
 
 
 def test_bounds_count_tokens_that_differ():

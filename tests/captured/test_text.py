@@ -37,7 +37,7 @@ def build():
     return models.decoder(input_shape=(N,), classes=V, width=32, generator=stream(0, "text"))
 
 
-def trained(tokens, padding=None):
+def trained(tokens, padding=None):  # on either side: the side changes no gradient
     """The weights before and after one step of SGD."""
     model = build()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -129,6 +129,31 @@ def test_padding_is_told_on_the_command_line(tokens, tmp_path, monkeypatch, caps
     assert "100%" not in capsys.readouterr().out
     assert attack(*words, "--padding", "0") == 2
     assert "give --vocabulary or --tokenizer" in capsys.readouterr().err
+
+
+def test_padding_before_sequences_on_the_command_line(tokens, tmp_path, monkeypatch, capsys):
+    tokens = tokens[:1].clamp_min(1)
+    tokens[0, :3] = 0
+    before, after = trained(tokens, 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_behind.py").write_text(
+        "from leakbound import models, stream\n"
+        f"build = lambda **_: models.decoder(input_shape=({N},), classes={V}, width=32, "
+        "generator=stream(0, 'text'))\n"
+    )
+    save_file(before, "before.safetensors")
+    save_file(after, "after.safetensors")
+    words = ["--update", "after.safetensors", "--before", "before.safetensors"]
+    words += ["--model", "own_behind:build", "--input-shape", str(N), "--vocabulary", str(V)]
+    words += ["--learning-rate", str(RATE), "--local-steps", "1", "--batch-size", "1"]
+    words += ["--attack", "token_span"]
+    attack(*words, "--padding", "0,left")
+    assert "100%" in capsys.readouterr().out
+    attack(*words, "--padding", "0")
+    assert "100%" not in capsys.readouterr().out
+    for wrong in ("left,0", "0,up", "-1"):
+        assert attack(*words, f"--padding={wrong}") == 2
+        assert "or 0,left if it stands before" in capsys.readouterr().err
 
 
 def test_floats_are_no_tokens(tokens, tmp_path):

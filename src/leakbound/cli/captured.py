@@ -170,7 +170,7 @@ def _settings(
     words: tuple[str, ...] = ()
     if command.padding is not None and command.vocabulary is None and command.tokenizer is None:
         raise ValueError(
-            f"padding is {command.padding}, a token; give --vocabulary or --tokenizer too"
+            f"padding is {command.padding!r}, a token; give --vocabulary or --tokenizer too"
         )
     if command.tokenizer is not None:
         words = data.token_words(command.tokenizer, command.vocabulary)
@@ -181,7 +181,13 @@ def _settings(
                 f"vocabulary is {vocabulary}, for sequences of tokens; give their length "
                 "(--input-shape 32), and no schema"
             )
-        domain = TokenDomain(vocabulary, shape[0], command.padding, words)
+        padding = _padding(command.padding)
+        domain = TokenDomain(
+            vocabulary,
+            shape[0],
+            words=words,
+            **padding,
+        )
         if classes is None:  # otherwise it classifies whole sequences
             classes = vocabulary
             loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss
@@ -200,6 +206,19 @@ def _settings(
         schema=None if schema is None else str(command.schema),
         people=command.people,
     )
+
+
+def _padding(text: str | None) -> dict[str, Any]:
+    """The token of padding and its side, as `TokenDomain` takes them: 0, or 0,left."""
+    if text is None:
+        return {}
+    token, *sides = text.split(",")
+    if not token.isdecimal() or sides not in ([], ["left"], ["right"]):
+        raise ValueError(
+            f"padding is {text!r}; give the token's number, as in 0, or 0,left if it stands before "
+            "the sequences"
+        )
+    return {"padding": int(token), "padding_side": sides[0] if sides else "right"}
 
 
 def _known(command: options.AttackOptions, settings: captured.Settings) -> KnownValues | None:

@@ -173,8 +173,8 @@ class AttackOptions:
     --classes, the model classifies sequences."""
     tokenizer: File = None
     """The model's tokenizer.json: words in place of numbers, and --vocabulary by default."""
-    padding: int | None = None
-    """The token that fills sequences that are shorter, on either side."""
+    padding: Annotated[str | None, Option("ID")] = None
+    """The token that fills shorter sequences. It stands behind them; 0,left: before them."""
     classes: int | None = None
     """Classes of the model; by default its number of outputs."""
     labels: Annotated[str, Option("LABELS")] = ""

@@ -240,9 +240,7 @@ class TakesTokens:
         """The model's output for tokens (N, n)."""
         more = dict(self.fixed)
         if self.masked:
-            padding = self.domain.padding
-            assert padding is not None  # `masked` says so
-            more["attention_mask"] = tokens.ne(padding).long()
+            more["attention_mask"] = (~self.domain.pads(tokens)).long()
         if self.decoded:
             more[DECODED] = tokens
         return self.forward(tokens, **more)

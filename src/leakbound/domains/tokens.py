@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ class TokenDomain(PartsDomain):
     Args:
         vocabulary: number of tokens V; a sequence holds numbers from 0 to V - 1.
         length: number of places n; shorter sequences are padded.
-        padding: the token that fills places after the end; None if all sequences are full.
+        padding: the token that fills the other places; None if all sequences are full.
         words: the text of every token, for display alone.
+        padding_side: where padding stands: "right", after the end, or "left", before the start.
 
     Example:
         >>> domain = TokenDomain(5, 3)
@@ -36,6 +37,7 @@ class TokenDomain(PartsDomain):
     length: int
     padding: int | None = None
     words: tuple[str, ...] = field(default=(), repr=False)
+    padding_side: Literal["right", "left"] = "right"
     name = "tokens"
     noun = "sequence"
     metric: ClassVar[Score] = "tokens"
@@ -54,11 +56,22 @@ class TokenDomain(PartsDomain):
             raise ValueError(
                 f"padding is {self.padding}; give a token from 0 to {self.vocabulary - 1}"
             )
+        check.one_of(("right", "left"), padding_side=self.padding_side)
         if self.words and len(self.words) != self.vocabulary:
             raise ValueError(
                 f"words holds {len(self.words)} texts, and the vocabulary has {self.vocabulary} "
                 "tokens: tokenizer and model do not belong together; give the model's own tokenizer"
             )
+
+    @property
+    def padded_before(self) -> bool:
+        """Whether padding stands before the start of a sequence."""
+        return self.padding is not None and self.padding_side == "left"
+
+    def pads(self, tokens: Tensor) -> Tensor:
+        """Which of tokens (...,) are padding."""
+        # No token is -1.
+        return tokens == (-1 if self.padding is None else self.padding)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -144,9 +144,11 @@ def test_models_of_transformers(kind):
     assert same(answer.inputs, ids)
 
 
-def test_padding_is_searched_too():
-    task, tokens = task_of(domain=TokenDomain(V, N, padding=0)), drawn(2)
-    tokens[0, 4:] = 0
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_searched_too(side):
+    domain = TokenDomain(V, N, padding=0, padding_side=side)
+    task, tokens = task_of(domain=domain), drawn(2).clamp_min(1)
+    tokens[0, slice(4, None) if side == "right" else slice(N - 4)] = 0
     answer = TokenMatching(steps=150)(seen_by(task, tokens), stream(0, "attack"))
     assert same(answer.inputs, tokens)
 

@@ -21,8 +21,17 @@ from .conftest import decoder_or_encoder as built
 NOISE = [stream(0, "a"), stream(0, "b")]
 
 
-def seen(model, ids, defense=None, plan=None, padding=None, words=WORDS, encoder=False):
-    domain = TokenDomain(words, ids.shape[1], padding=padding)
+def seen(
+    model,
+    ids,
+    defense=None,
+    plan=None,
+    padding=None,
+    words=WORDS,
+    encoder=False,
+    side="right",
+):
+    domain = TokenDomain(words, ids.shape[1], padding=padding, padding_side=side)
     labels = torch.arange(len(ids)) % 2 if encoder else ids
     if padding is not None and not encoder:
         labels = torch.where(ids == padding, UNSCORED, ids)
@@ -94,6 +103,23 @@ def test_padding_is_left_out(kind):
     assert answer.problem is None
     assert torch.equal(answer.inputs, ids)
     assert 0 not in TokenRows().tokens(observation)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "gpt2", "gpt2 tied"])
+@pytest.mark.parametrize("pads", [0, 1, 4])
+def test_padding_before_a_sequence_is_no_word(kind, pads):
+    ids = tokens(1, 10, lowest=1)
+    ids[0, :pads] = 0
+    if kind == "decoder":
+        model = built(kind, 10)
+    else:
+        model = peer(pytest.importorskip("transformers"), kind)
+    observation = seen(model, ids, padding=0, side="left")
+    answer = TokenRows()(observation, stream(0))
+    assert answer.problem is None
+    assert torch.equal(answer.inputs, ids)
+    assert 0 not in TokenRows().tokens(observation)
+    assert all("0" not in fact.items for fact in answer.facts)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -55,8 +55,19 @@ def classifies(kind):
     return kind in ("encoder", "bert", "gpt2 classes") or kind.startswith("plain")
 
 
-def seen(kind, ids, defense=None, plan=None, padding=None, words=WORDS, seed=0, model=None, **more):
-    domain = TokenDomain(words, ids.shape[1], padding=padding)
+def seen(
+    kind,
+    ids,
+    defense=None,
+    plan=None,
+    padding=None,
+    words=WORDS,
+    seed=0,
+    model=None,
+    side="right",
+    **more,
+):
+    domain = TokenDomain(words, ids.shape[1], padding=padding, padding_side=side)
     if classifies(kind):
         labels, loss, classes = torch.arange(len(ids)) % 2, "cross_entropy", 2
     else:
@@ -278,6 +289,52 @@ def test_padding_ends_a_sequence(kind):
         found = answer(seen(kind, ids, padding=0))
         assert rows(found.inputs) == rows(ids)
         assert found.problem is None
+
+
+def padded_before(count, seed=0):
+    ids = tokens(count, 8, seed, lowest=1)
+    for row, pads in enumerate((3, 0, 1, 5)[:count]):
+        ids[row, :pads] = 0
+    return ids
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_padding_before_sequences(kind, count):
+    """As tokenizers of transformers place it: the label of the last padding is the first token."""
+    transformers = pytest.importorskip("transformers")
+    for seed in range(2):
+        ids = padded_before(count, seed)
+        model = peer(transformers, kind, seed)
+        found = answer(seen(kind, ids, padding=0, side="left", model=model))
+        assert rows(found.inputs) == rows(ids)
+        assert found.problem is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_on_the_other_side_is_a_problem(kind, side):
+    transformers = pytest.importorskip("transformers")
+    ids = padded_before(4)
+    for row in range(4) if side == "left" else ():
+        ids[row] = ids[row].roll(-int((ids[row] == 0).sum()))
+    found = answer(seen(kind, ids, padding=0, side=side, model=peer(transformers, kind)))
+    assert found.problem
+    if kind == "llama":
+        which = "before" if side == "right" else "behind"
+        assert f"it may stand {which} sequences" in found.problem
+
+
+def test_known_tokens_behind_padding():
+    """Starts at every place are searched; the first tokens of a sequence pass at later places."""
+    transformers = pytest.importorskip("transformers")
+    ids = padded_before(2)
+    ids[1, 0], ids[0, -1] = 0, 7
+    ids[1, -1] = 7
+    observation = seen("llama", ids, padding=0, side="left", model=peer(transformers, "llama"))
+    parts = known_parts(observation.task.domain, "places:7")
+    found = answer(replace(observation, known=KnownValues(parts, parts.values(ids))))
+    assert rows(found.inputs) == rows(ids)
 
 
 def test_repeated_tokens_and_sequences():

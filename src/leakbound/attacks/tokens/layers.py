@@ -18,7 +18,7 @@ from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Task
 from leakbound.domains import TokenDomain
 from leakbound.engines.path import unchanging
-from leakbound.losses import named
+from leakbound.losses import named, next_labels
 from leakbound.randomness import permutation, stream
 
 NUMBERS = 1 << 24
@@ -105,10 +105,11 @@ def words(
     level: float | None,
     assumes: str,
 ) -> tuple[Fact, ...]:
-    """The fact that these tokens occur in the batch; none without a token.
+    """The fact that these tokens occur in the batch; none without a token. Padding is no word.
 
     Numbers and names come first: they may identify a person.
     """
+    tokens = [token for token in tokens if token != domain.padding]
     if not tokens:
         return ()
     told = sorted(tokens, key=lambda token: _telling(domain, token))
@@ -139,7 +140,7 @@ def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
     """(N, n) sequences that begin with prefixes (N, L); then padding, or the last token again."""
     missing = domain.length - prefixes.shape[1]
     rest = prefixes[:, -1:].repeat(1, missing)
-    if domain.padding is not None:
+    if domain.padding is not None and not domain.padded_before:
         rest = torch.full_like(rest, domain.padding)
     return torch.cat([prefixes, rest], 1)
 
@@ -462,11 +463,13 @@ def completed(
     if not open_ones:
         return whole_ones, None
     if labels is not None:
+        padding = token_domain(task).padding
         completions = [
             torch.cat([prefix, label[len(prefix) : len(prefix) + 1]])
             for prefix in open_ones
             for label in labels
-            if torch.equal(label[1 : len(prefix)], prefix[1:]) and int(label[len(prefix)]) >= 0
+            if torch.equal(label[1 : len(prefix)], next_labels(prefix[1:], padding))
+            and int(label[len(prefix)]) >= 0
         ]
         if len({tuple(whole[:-1].tolist()) for whole in completions}) == len(open_ones):
             return whole_ones + completions, None
@@ -493,6 +496,7 @@ def _last_labels(
     """
     task = row.task
     vocabulary = token_domain(task).vocabulary
+    padding = token_domain(task).padding
     device = task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
     head = output_layer(task)
@@ -502,18 +506,22 @@ def _last_labels(
     gradient = head.gradient(task, row.values)
     left = torch.zeros_like(gradient)
     ends = []
+    scored = 0
     for prefix in prefixes:
         ids = prefix[None].to(device)
         inside = inputs_of(task, head.names[0], ids)[0].double().cpu()
         errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
         if errors.shape[-1] != vocabulary:
             return none
-        # All labels but the last are known: they are the next tokens.
+        # All labels but the last are known: they are the next tokens, where these are scored.
+        known = next_labels(prefix[1:], padding) >= 0
         errors[:-1] -= nn.functional.one_hot(prefix[1:], vocabulary)
+        errors[:-1][~known] = 0.0
         left += errors.T @ inside
         ends.append(inside[-1])
-    # The loss is a mean over places; the sum of errors is not.
-    left -= gradient * sum(map(len, prefixes))
+        scored += 1 + int(known.sum())
+    # The loss is a mean over scored places; the sum of errors is not.
+    left -= gradient * scored
     shares = left @ torch.linalg.pinv(torch.stack(ends))
     with suppress(NotApplicable):
         if word_table(task).weight == names[0]:

@@ -353,7 +353,7 @@ class _Matching:
 
     def _options(self, tokens: Tensor, labels: Tensor) -> list[Tensor]:
         """The changes that the derivative suggests most: another token, two that swap, one that
-        moves within its sequence, or an earlier end.
+        moves within its sequence, or more padding.
         """
         each = self._slope(tokens, labels)
         slope = each.flatten(0, 1)
@@ -362,7 +362,7 @@ class _Matching:
         swap = (swap + swap.T).masked_fill(now[:, None] == now, torch.inf)
         swap = swap.masked_fill(torch.ones_like(swap).tril() > 0, torch.inf)
         change = slope.scatter(1, now[:, None], torch.inf)
-        options: tuple[list[Tensor], ...] = [], [], []
+        options: list[list[Tensor]] = [[], []]
         part = -(-self.attack.tries // 3)
         for at in _least(change, part):
             other = now.clone()
@@ -376,28 +376,33 @@ class _Matching:
             other[second] = now[first]
             options[1].append(other)
         orders = _moved(tokens.shape[1]).to(tokens.device)
-        moved = self._places(tokens)[:, orders]  # (B, orders, n)
-        if (padding := token_domain(self.observation.task).padding) is not None:
+        kinds = [self._places(tokens)[:, orders]]  # (B, orders, n)
+        domain = token_domain(self.observation.task)
+        if domain.padding is not None:
             ended = self._places(tokens)[:, None].repeat(1, tokens.shape[1] - 1, 1)
-            pad = self._places(tokens.new_tensor([padding]))
-            ended = torch.where(torch.ones_like(ended[0]).triu(1) > 0, pad, ended)
-            moved = torch.cat([moved, ended], 1)
-        gains = each[:, None].expand(-1, moved.shape[1], -1, -1).gather(3, moved[..., None])
-        for at in _least(gains.sum((2, 3)), part):
-            other = now.clone().view_as(tokens)
-            row = at // moved.shape[1]
-            other[row] = moved[row, at % moved.shape[1]]
-            options[2].append(other.flatten())
+            pad = self._places(tokens.new_tensor([domain.padding]))
+            blank = torch.ones_like(ended[0])
+            blank = blank.tril() if domain.padded_before else blank.triu(1)
+            kinds.append(torch.where(blank > 0, pad, ended))
+        for moved in kinds:
+            gains = each[:, None].expand(-1, moved.shape[1], -1, -1).gather(3, moved[..., None])
+            others = list[Tensor]()
+            for at in _least(gains.sum((2, 3)), part):
+                other = now.clone().view_as(tokens)
+                row = at // moved.shape[1]
+                other[row] = moved[row, at % moved.shape[1]]
+                others.append(other.flatten())
+            options.append(others)
         # Kinds of changes take turns, as the first that helps is made.
         turns = (other for turn in zip_longest(*options) for other in turn if other is not None)
         return [self.candidates[other].view_as(tokens) for other in turns]
 
     def _ends(self, tokens: Tensor) -> list[int]:
-        """The last place of each sequence before its padding."""
-        padding = token_domain(self.observation.task).padding
-        if padding is None:
+        """The last place of each sequence that is not padding."""
+        domain = token_domain(self.observation.task)
+        if domain.padding is None or domain.padded_before:
             return [tokens.shape[1] - 1] * len(tokens)
-        return [max(1, length) - 1 for length in (tokens != padding).sum(1).tolist()]
+        return [max(1, length) - 1 for length in (tokens != domain.padding).sum(1).tolist()]
 
     @torch.no_grad()
     def _value(self, tokens: Tensor, labels: Tensor) -> float:

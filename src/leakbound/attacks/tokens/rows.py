@@ -189,7 +189,7 @@ def largest_rows(observation: Observation, count: int) -> list[int]:
 class _Rows:
     """The gradient's rows (V, k) of tokens as they are tested, which of them are touched, and the
     basis (d, k) on which an output layer's part is zero; None: the whole space. `clear`: no row
-    could be either.
+    could be either. `padded`: the row of padding is touched, too.
     """
 
     values: Tensor
@@ -198,6 +198,7 @@ class _Rows:
     noise: float
     problem: str | None = None
     clear: bool = True
+    padded: bool = False
 
     @property
     def tokens(self) -> Tensor:
@@ -243,7 +244,8 @@ class _Rows:
             if pad is not None and pad < len(kept):
                 kept[pad] = False
         said = None if complete else "entries of the word embedding are withheld: tokens may lack"
-        return replace(rows, seen=kept, problem=said)
+        padded = domain.padding is not None and bool(rows.seen[domain.padding])
+        return replace(rows, seen=kept, problem=said, padded=padded)
 
 
 def _part(
@@ -372,8 +374,10 @@ def _ordered(
     if rows.noise and row.variance is not None:
         spread = _part(task, name, row.variance)[at_rows]
         used = above_noise(row.observation, places, spread, CHANCE / len(places))
+    domain = token_domain(task)
     length = int(used.sum())
-    if not length or not used[:length].all():
+    start = int(used.long().argmax()) if domain.padded_before else 0
+    if not length or not used[start : start + length].all():
         return None, nan, "places without a gradient lie between others"
     # The rows of words were reduced to these directions, so places are, too.
     if rows.basis is not None:
@@ -381,15 +385,20 @@ def _ordered(
     if length > places.shape[1]:
         return None, nan, f"{length} places are more than the {places.shape[1]} free directions"
     held = rows.tokens
-    turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
+    if domain.padded_before and rows.padded:
+        held = torch.cat([held, held.new_tensor([domain.padding])])
+    at = places[start : start + length]
+    turn, left, sure = _placed(rows.values[held], at / factor, rows.noise)
     if not sure:
         return None, left, "the rows of words are no sums of rows of positions"
     prefix = held[turn]
-    domain = token_domain(task)
+    if start:
+        prefix = torch.cat([prefix.new_full((start,), int(domain.padding or 0)), prefix])
     said = None
     if shifted(task):
         (prefix,), said = completed(row, [prefix])
-    if len(prefix) < domain.length and domain.padding is None and said is None:
+    unpadded = domain.padding is None or domain.padded_before
+    if len(prefix) < domain.length and unpadded and said is None:
         said = f"only {len(prefix)} of {domain.length} places have a gradient"
     return extended(domain, prefix[None]), left, said
 

@@ -26,6 +26,7 @@ from leakbound.attacks.tokens.layers import (
     extended,
     filled,
     inputs_of,
+    probe,
     readers,
     shifted,
     token_domain,
@@ -92,8 +93,8 @@ class TokenSpan(Attack):
         restarts: for encoders, the number of searches for each example.
 
     Assumptions: fewer distinct prefixes than the layer is wide, no dropout before the layer, and
-        padding on the right. After several local steps, later layers get other inputs: points may
-        be farther from the spans, and the answer is not certain.
+        padding on the domain's side. After several local steps, later layers get other inputs:
+        points may be farther from the spans, and the answer is not certain.
 
     Raises:
         NotApplicable: no tokens, an optimizer other than SGD, no trained linear layer before tokens
@@ -486,6 +487,7 @@ class _Search:
 
         `newest`: only their newest places are looked at.
         """
+        domain = self.scene.domain
         passed = torch.ones(len(sequences), dtype=torch.bool)
         worst = torch.zeros(len(sequences))
         for k, (name, span) in enumerate(self.tests):
@@ -495,6 +497,11 @@ class _Search:
             away, allowed = span.far(self._points(name, sequences[left], newest=newest))
             inside = away <= allowed
             if not newest:
+                if domain.padded_before:
+                    # Whether padding has a gradient depends on the labels.
+                    blank = domain.pads(sequences[left])
+                    away = away.masked_fill(blank, 0.0)
+                    inside = inside | blank
                 away = away.amax(1)
                 inside = inside.all(1)
             passed[left] = inside
@@ -537,41 +544,109 @@ class _Search:
         """One example, whose places have one candidate each."""
         domain = self.scene.domain
         options = self.groups[0].options
+        start = 0
+        if domain.padded_before:
+            start = next(place for place, tokens in enumerate(options) if len(tokens))
+            options = options[start:]
         length = sum(len(tokens) > 0 for tokens in options)
         if not all(len(tokens) for tokens in options[:length]):
             return self._none("places without a candidate lie between others")
         prefix = torch.cat(options[:length])
+        if domain.padded_before:
+            prefix = self._last(prefix) if self.movable else self._behind(start, prefix)
         (sequence,), said = self._completed([prefix])
         left = float("nan")
         if self.tests:
             passed, away = self._tested(prefix[None])
             left = float(away)
             said += [] if passed else ["a later layer does not confirm the order"]
-        if length + shifted(self.scene.task) < domain.length and domain.padding is None:
+        ends_early = len(prefix) + shifted(self.scene.task) < domain.length
+        if ends_early and (domain.padding is None or domain.padded_before):
             said.append(f"only {length} of {domain.length} places have a candidate")
         return sequence[None], left, "; ".join(said) or None
+
+    @cached_property
+    def movable(self) -> bool:
+        """Whether padding before a sequence changes nothing that a layer gets of it.
+
+        This holds for positions that are relative, or that count from the sequence's start.
+        """
+        domain = self.scene.domain
+        if domain.padding is None:
+            return True
+        words = probe(domain)[:, : max(1, domain.length // 2)]
+        moved = self._behind(domain.length - words.shape[1], words[0])[None]
+        name = self.tests[0][0] if self.tests else self.scene.first.names[0]
+        alone, behind = (self._points(name, ids, newest=True) for ids in (words, moved))
+        return float((alone - behind).norm()) <= SAME * float(alone.norm())
+
+    def _behind(self, pads: int, row: Tensor) -> Tensor:
+        """A row (L,) behind so many places of padding."""
+        return torch.cat([row.new_full((pads,), self.scene.domain.padding or 0), row])
+
+    def _last(self, row: Tensor) -> Tensor:
+        """A row (L,) behind the padding that moves it to the last places with a gradient."""
+        last = self.scene.domain.length - shifted(self.scene.task)
+        return self._behind(max(0, last - len(row)), row)
+
+    def _words(self, row: Tensor) -> Tensor:
+        """A row without its padding."""
+        return row[~self.scene.domain.pads(row)]
 
     def _extended(
         self,
         group: _Alike,
         last: int,
     ) -> tuple[list[Tensor], float, int] | str:
-        """The prefixes of a group that no candidate extends, or that reach the place `last`; their
-        largest distance and the number of those tested. Or why the search ended.
+        """The prefixes of a group that may be sequences, up to the place `last`; their largest
+        distance and the number of those tested. Or why the search ended.
         """
-        alive = torch.zeros(1, 0, dtype=torch.int64)
+        before = self.scene.domain.padded_before
+        once = not before or (self.movable and not any(group.known))
+        ended: list[Tensor] = []
+        worst = 0.0
+        tests = 0
+        for start in range(1 if once else last):
+            found = self._started(group, start, last)
+            if isinstance(found, str):
+                return found
+            rows, away, tested = found
+            ended += rows
+            worst = max(worst, away)
+            tests += tested
+        if before and once:
+            ended = [*map(self._last, ended)]
+        return self._whole(ended, last), worst, tests
+
+    def _started(
+        self,
+        group: _Alike,
+        start: int,
+        last: int,
+    ) -> tuple[list[Tensor], float, int] | str:
+        """The prefixes of a group that start at a place, behind padding, and that no candidate
+        extends, or that reach the place `last`. The rest as `_extended`.
+        """
+        domain = self.scene.domain
+        alive = self._behind(start, torch.zeros(0, dtype=torch.int64))[None]
         ended: list[Tensor] = []
         worst = 0.0
         tests = 0
         sure = True
-        for place, options in enumerate(group.options[:last]):
+        for place in range(start):
+            sure &= group.known[place]
+            if group.known[place] and int(group.options[place]) != domain.padding:
+                return [], worst, tests
+        for place, options in enumerate(group.options[start:last], start):
             if is_over():
                 return OUT_OF_TIME
             sure &= group.known[place]
-            if sure and int(options[0]) != self.scene.domain.padding:
+            if sure and int(options[0]) != domain.padding:
                 # What the attacker knows from the start on needs no test.
                 alive = torch.cat([alive, options[None]], 1)
                 continue
+            if domain.padded_before:
+                options = options[~domain.pads(options)]
             longer = torch.cat(
                 [alive.repeat_interleave(len(options), 0), options.repeat(len(alive))[:, None]], 1
             )
@@ -587,7 +662,7 @@ class _Search:
             alive = longer[kept]
             if len(alive) > (most := self.attack.prefixes):
                 return f"more than {most} prefixes pass the later layers' tests"
-        return self._whole([row for row in [*ended, *alive] if len(row)], last), worst, tests
+        return [row for row in [*ended, *alive] if len(row) > start], worst, tests
 
     def _prefixes(self) -> tuple[Tensor, float, str | None]:
         """Sequences of a causal model, by prefixes."""
@@ -610,30 +685,77 @@ class _Search:
             return self._none("no sequence passes the later layers' tests")
         sequences, said = self._completed(ended)
         said += self._lucky(tests)
-        constant = not self.placed and any(_is_constant(row) for row in ended)
+        constant = not self.placed and any(_is_constant(self._words(row)) for row in ended)
         if domain.padding is not None and constant:
             said.append("the lengths of the sequences are not certain")
         distinct = set[tuple[int, ...]]()
         for row in ended:
-            for k in range(1, len(row) + 1):
+            words = self._words(row)
+            start = 0 if self.movable else len(row) - len(words)
+            for k in range(1, len(words) + 1):
                 # Without positions, a token repeated from the start is as it is alone.
-                same = not self.placed and _is_constant(row[:k])
-                distinct.add(tuple(row[: 1 if same else k].tolist()))
-        said += self._explained(len(distinct))
+                same = not self.placed and _is_constant(words[:k])
+                distinct.add((start, *words[: 1 if same else k].tolist()))
+        said += self._explained(len(distinct), ended)
         if many or len(sequences) != self.row.count:
             said.append(
                 f"{len(sequences)} distinct sequences are found for {self.row.count} examples"
             )
         return sequences[: self.row.count], worst, "; ".join(said) or None
 
-    def _explained(self, distinct: int) -> list[str]:
+    def _padding(self, rows: Sequence[Tensor]) -> list[int]:
+        """Of each test, how many points the padding before rows (L,) adds to its span.
+
+        A sequence's first token is the label of the padding before it.
+        """
+        starts = sorted({len(row) - len(self._words(row)) for row in rows} - {0})
+        if self.movable:  # the point is the same at every place
+            starts = starts[:1]
+        counts = [0] * len(self.tests)
+        for start in starts:
+            pads = self._behind(start, rows[0][:0])[None]
+            for k, (name, span) in enumerate(self.tests):
+                away, allowed = span.far(self._points(name, pads, newest=True))
+                counts[k] += int(away <= allowed and span.luck(len(starts)) <= CHANCE)
+        return counts
+
+    def _sided(self, rows: Sequence[Tensor]) -> list[str]:
+        """What is wrong if layers show padding on the other side of rows (L,).
+
+        Only padding before a sequence has a gradient. Where it attends to other places, the first
+        layer shows it, else some later one.
+        """
+        scene = self.scene
+        domain = scene.domain
+        before = domain.padded_before
+        if domain.padding is None or not shifted(scene.task):
+            return []
+        if not before:
+            rows = [self._behind(start, rows[0]) for start in range(1, domain.length)]
+        span = scene.span(scene.first, self.row)
+        name = scene.first.names[0]
+        _, points = next(dictionary(scene.task, name, domain.length, [domain.padding]))
+        clear = span.luck(domain.length) <= CHANCE
+        attends = clear and bool(_inside(span, points.cpu()).any())
+        seen = attends or any(self._padding(rows))
+        if seen and not before:
+            return ["padding has a gradient: it may stand before sequences"]
+        if not seen and before and any(len(self._words(row)) < len(row) for row in rows):
+            return ["padding has no gradient: it may stand behind sequences"]
+        return []
+
+    def _explained(
+        self,
+        distinct: int,
+        rows: Sequence[Tensor] = (),
+    ) -> list[str]:
         """What is wrong if no span has as many directions as distinct points are found.
 
         With fewer, points of sequences that are not in the batch may lie in the spans; with more,
-        some of the batch are not found.
+        some of the batch are not found. Padding before rows (L,) adds its own.
         """
         ranks = [span.rank for _, span in self.tests]
-        if distinct in ranks:
+        if any(map(int.__eq__, ranks, (distinct + more for more in self._padding(rows)))):
             return []
         return [f"{distinct} distinct points are found in spans of {max(ranks)} directions"]
 
@@ -642,20 +764,27 @@ class _Search:
         ended: list[Tensor],
         last: int,
     ) -> list[Tensor]:
-        """The prefixes that may be sequences: of full length, or of any length with padding.
+        """The prefixes that may be sequences: of full length, or of any length with padding behind.
 
         Without positions, a token repeated from the start has the input that it has alone, so such
         prefixes pass the test whenever a sequence begins with the token. They count only if no
         other sequence does.
         """
-        if self.scene.domain.padding is None:
+        domain = self.scene.domain
+        if domain.padding is None or domain.padded_before:
             ended = [row for row in ended if len(row) == last]
+        if domain.padded_before and self.movable:
+            # The start of a sequence passes at later places, too.
+            held = [(*self._words(row).tolist(),) for row in ended]
+            parts = {words[:k] for words in held for k in range(1, len(words))}
+            ended = [row for row, words in zip(ended, held, strict=True) if words not in parts]
         if self.placed:
             return ended
-        other = [row for row in ended if not _is_constant(row)]
-        explained = {int(row[0]) for row in other}
-        constant = (row for row in ended if _is_constant(row))
-        return other + [row for row in constant if int(row[0]) not in explained]
+        constant = [_is_constant(self._words(row)) for row in ended]
+        other = [row for row, same in zip(ended, constant, strict=True) if not same]
+        explained = {int(self._words(row)[0]) for row in other}
+        alone = (row for row, same in zip(ended, constant, strict=True) if same)
+        return other + [row for row in alone if int(self._words(row)[0]) not in explained]
 
     def _completed(self, ended: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
         """Sequences (K, n) of prefixes, with what is not known of them."""
@@ -667,7 +796,7 @@ class _Search:
             rows, said = completed(self.row, rows)
         rows.sort(key=len, reverse=True)
         sequences = torch.cat([extended(domain, row[None]) for row in rows])
-        return sequences, [said] if said else []
+        return sequences, [*self._sided(ended), *([said] if said else [])]
 
     def _descend(self) -> tuple[Tensor, float, str | None]:
         """Sequences of an encoder, by changes of one token at a time.
