@@ -31,6 +31,11 @@ def peer(transformers, kind, seed=0):
         if kind == "bert":
             config = transformers.BertConfig(max_position_embeddings=16, **wide)
             return transformers.BertForSequenceClassification(config).eval()
+        if kind.startswith("masked"):
+            config = transformers.BertConfig(
+                max_position_embeddings=16, tie_word_embeddings="tied" in kind, **wide
+            )
+            return transformers.BertForMaskedLM(config).eval()
         if kind == "llama":
             wide |= {"num_key_value_heads": 2, "max_position_embeddings": 16, **special}
             config = transformers.LlamaConfig(**wide)

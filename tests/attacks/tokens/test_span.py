@@ -10,6 +10,7 @@ from torch import nn
 
 from leakbound.attacks.pace import Pace
 from leakbound.attacks.tokens.layers import chosen, readers
+from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import CHANCE, TokenSpan, _Search, span_of, stored_span
 from leakbound.client import example_gradients
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
@@ -335,6 +336,35 @@ def test_known_tokens_behind_padding():
     parts = known_parts(observation.task.domain, "places:7")
     found = answer(replace(observation, known=KnownValues(parts, parts.values(ids))))
     assert rows(found.inputs) == rows(ids)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_masked_language_models_show_sequences_as_masked(tied, count):
+    """With a shared table, some words are missing, but nothing false is stated."""
+    transformers = pytest.importorskip("transformers")
+    mark = 1
+    for seed in range(2):
+        model = peer(transformers, "masked tied" if tied else "masked", seed)
+        text = tokens(count, 10, seed, lowest=2)
+        hidden = torch.zeros_like(text, dtype=torch.bool)
+        hidden[:, 3] = hidden[0, 7] = True
+        ids = text.masked_fill(hidden, mark)
+        task = Task.of(
+            model,
+            domain=TokenDomain(WORDS, 10),
+            loss="token_cross_entropy",
+            classes=WORDS,
+        )
+        batch = Batch(ids, text.masked_fill(~hidden, UNSCORED))
+        sources = [stream(seed, "a"), stream(seed, "b")]
+        observation = play(task, [batch], NoDefense(), sources).observation
+        found = answer(observation)
+        assert found.problem is not None or rows(found.inputs) == rows(ids)
+        assert tied or count > 1 or found.problem is None
+        shown = TokenRows()(observation, stream(0)).facts
+        words = {str(word) for word in [mark, *text.flatten().tolist()]}
+        assert {word for fact in shown for word in fact.items} <= words
 
 
 def test_repeated_tokens_and_sequences():

@@ -607,7 +607,11 @@ class _Search:
         worst = 0.0
         tests = 0
         for start in range(1 if once else last):
-            found = self._started(group, start, last)
+            found = self._started(
+                group,
+                start,
+                last,
+            )
             if isinstance(found, str):
                 return found
             rows, away, tested = found
@@ -715,8 +719,14 @@ class _Search:
         for start in starts:
             pads = self._behind(start, rows[0][:0])[None]
             for k, (name, span) in enumerate(self.tests):
-                away, allowed = span.far(self._points(name, pads, newest=True))
-                counts[k] += int(away <= allowed and span.luck(len(starts)) <= CHANCE)
+                point = self._points(
+                    name,
+                    pads,
+                    newest=True,
+                )
+                away, allowed = span.far(point)
+                lucky = span.luck(len(starts)) > CHANCE
+                counts[k] += int(not lucky and away <= allowed)
         return counts
 
     def _sided(self, rows: Sequence[Tensor]) -> list[str]:
@@ -734,7 +744,14 @@ class _Search:
             rows = [self._behind(start, rows[0]) for start in range(1, domain.length)]
         span = scene.span(scene.first, self.row)
         name = scene.first.names[0]
-        _, points = next(dictionary(scene.task, name, domain.length, [domain.padding]))
+        points = next(
+            dictionary(
+                scene.task,
+                name,
+                domain.length,
+                [domain.padding],
+            )
+        )[1]
         clear = span.luck(domain.length) <= CHANCE
         attends = clear and bool(_inside(span, points.cpu()).any())
         seen = attends or any(self._padding(rows))
@@ -755,7 +772,8 @@ class _Search:
         some of the batch are not found. Padding before rows (L,) adds its own.
         """
         ranks = [span.rank for _, span in self.tests]
-        if any(map(int.__eq__, ranks, (distinct + more for more in self._padding(rows)))):
+        added = self._padding(rows)
+        if any(distinct + more == rank for more, rank in zip(added, ranks, strict=True)):
             return []
         return [f"{distinct} distinct points are found in spans of {max(ranks)} directions"]
 
