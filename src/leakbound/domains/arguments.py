@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from leakbound._util.text import printable
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
-from leakbound.domains.tokens import TokenDomain
+from leakbound.domains.tokens import TokenDomain, is_padding
 from leakbound.randomness import stream
 
 DECODED = "decoder_input_ids"
@@ -240,7 +240,7 @@ class TakesTokens:
         """The model's output for tokens (N, n)."""
         more = dict(self.fixed)
         if self.masked:
-            more["attention_mask"] = (~self.domain.pads(tokens)).long()
+            more["attention_mask"] = (~is_padding(self.domain, tokens)).long()
         if self.decoded:
             more[DECODED] = tokens
         return self.forward(tokens, **more)

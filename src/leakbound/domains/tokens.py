@@ -68,11 +68,6 @@ class TokenDomain(PartsDomain):
         """Whether padding stands before the start of a sequence."""
         return self.padding is not None and self.padding_side == "left"
 
-    def pads(self, tokens: Tensor) -> Tensor:
-        """Which of tokens (...,) are padding."""
-        # No token is -1.
-        return tokens == (-1 if self.padding is None else self.padding)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """(n,)."""
@@ -156,3 +151,9 @@ class TokenDomain(PartsDomain):
                 for x, z in zip(held, shown, strict=True)
             )
         )
+
+
+def is_padding(domain: TokenDomain, tokens: Tensor) -> Tensor:
+    """Which of tokens (...,) are padding."""
+    # No token is -1.
+    return tokens == (-1 if domain.padding is None else domain.padding)

@@ -35,6 +35,7 @@ from leakbound.attacks.tokens.layers import (
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TokenDomain
+from leakbound.domains.tokens import is_padding
 from leakbound.randomness import permutation, uniform
 
 PREFIXES = 4096
@@ -499,7 +500,7 @@ class _Search:
             if not newest:
                 if domain.padded_before:
                     # Whether padding has a gradient depends on the labels.
-                    blank = domain.pads(sequences[left])
+                    blank = is_padding(domain, sequences[left])
                     away = away.masked_fill(blank, 0.0)
                     inside = inside | blank
                 away = away.amax(1)
@@ -591,7 +592,7 @@ class _Search:
 
     def _words(self, row: Tensor) -> Tensor:
         """A row without its padding."""
-        return row[~self.scene.domain.pads(row)]
+        return row[~is_padding(self.scene.domain, row)]
 
     def _extended(
         self,
@@ -650,7 +651,7 @@ class _Search:
                 alive = torch.cat([alive, options[None]], 1)
                 continue
             if domain.padded_before:
-                options = options[~domain.pads(options)]
+                options = options[~is_padding(domain, options)]
             longer = torch.cat(
                 [alive.repeat_interleave(len(options), 0), options.repeat(len(alive))[:, None]], 1
             )
