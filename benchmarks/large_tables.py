@@ -27,11 +27,11 @@ TEXTS, LENGTH, STEPS, RATE = 4, 32, 5, 2e-4
 HEADS = ["words × width", "weights", "tokens", "found", "wrong", "s", "GB"]
 WORDS = (
     "A client trains LoRA of rank 16 on queries and values of a Llama-like model of two layers and "
-    "random weights, by 5 steps of AdamW on 4 texts of 32 tokens, which are drawn by Zipf's law "
-    "(`benchmarks/large_tables.py`). *s* and *GB* are those of `leakbound attack` with "
-    "`adapter_words` in a process of its own, from start to end: two threads of a busy machine "
-    "without AVX-512, and the most memory by the operating system, with the pages of the base's "
-    "file. One client a line."
+    "random weights. It takes 5 steps of AdamW on 4 texts of 32 tokens, drawn by Zipf's law "
+    "(`benchmarks/large_tables.py`). *s* and *GB* are those of the attack in a process of its own, "
+    "from start to end. They are of two threads of a busy machine without AVX-512. The memory is "
+    "the largest that the operating system counts, with the pages of the base's file. One client "
+    "a line."
 )
 
 
