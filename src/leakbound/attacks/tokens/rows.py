@@ -43,6 +43,10 @@ rows of which the output's span is made; standard errors that a coefficient of 0
 """
 CLEAR = 100.0
 """The smallest such ratio that states a fact: rounding leaves ratios of thousands."""
+SHOWN = 10.0
+"""The smallest ratio to noise of a state of the outputs that counts as seen: at 10, its direction
+is known to a hundredth of what the levels of rows allow for.
+"""
 ASSUMES = "the client carries no optimizer state from earlier rounds"
 
 
@@ -228,7 +232,7 @@ class _Rows:
                 raise NotApplicable(
                     f"the output layer shares the word embedding, so all rows change; {reason}"
                 )
-            rows = _untied(observation, values, spread, most)
+            rows = _untied(observation, values, spread, most, _scored(row))
         elif spread is not None and (spread > 0).any():
             # One false token in the whole vocabulary is what may happen by chance.
             loud = above_noise(observation, values, spread, CHANCE / len(values))
@@ -262,15 +266,30 @@ def _level(spread: Tensor) -> float:
     return float(spread.mean().sqrt())
 
 
+def _scored(row: SentRow) -> int:
+    """How many outputs of all local steps have a label, at most."""
+    task = row.task
+    scored = row.count * (token_domain(task).length - shifted(task))
+    if (labels := labels_of(row)) is not None:
+        scored = int((labels[:, int(shifted(task)) :] >= 0).sum())
+    return scored * task.plan.steps
+
+
 def _untied(
     observation: Observation,
     values: Tensor,
     spread: Tensor | None,
     most: int,
+    scored: int,
 ) -> _Rows:
     """The rows without the part in the span of at most `most` output states.
 
-    The span is that of the smallest rows, which no token of the batch has. A row in it is off by
+    The span is that of the smallest rows, which no token of the batch has. A state whose
+    probabilities lie on a few tokens does not show there; it shows in the rows of these tokens, of
+    which one may occur nowhere. So rows are clear only if the span has as many directions as there
+    are states, `scored`, all far above noise.
+
+    A row in the span is off by
     noise^2 (1 + sum_k (u_k . row)^2 / s_k^2) in each direction outside, to first order.
     """
     count, width = values.shape
@@ -296,12 +315,15 @@ def _untied(
     outside = span.outside
     rest = values @ outside
     away = rest.square().sum(1)
+    shown = float(span.sizes.min()) if span.rank else 0.0
+    complete = span.rank >= scored and shown > SHOWN * max(noise, known) * span.edge
     if known:
         part = (values @ span.basis / span.sizes).square().sum(1)
         limit = float(scipy.stats.chi2.isf(CHANCE / count, span.free))
-        return _Rows(rest, away > known**2 * (1 + part) * limit, outside, known)
+        loud = away > known**2 * (1 + part) * limit
+        return _Rows(rest, loud, outside, known, clear=complete)
     seen = _apart(away.sqrt(), most)
-    return _Rows(rest, seen, outside, 0.0, clear=_clear(away.sqrt(), seen))
+    return _Rows(rest, seen, outside, 0.0, clear=complete and _clear(away.sqrt(), seen))
 
 
 def _decayed(
