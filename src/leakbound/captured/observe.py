@@ -19,7 +19,7 @@ from leakbound.assess.certificate import lengthened, outside
 from leakbound.attacks.idle import idle
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
-from leakbound.captured import decay, declared, norms, optimizer, proofs
+from leakbound.captured import decay, declared, norms, optimizer, proofs, trainer
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
@@ -655,7 +655,8 @@ def _known(
     how = capture.source if stated is None else "given"
     value = capture.whole(key) if stated is None else stated
     if value is not None:
-        findings.append(Finding(name, str(value), how, True))
+        per_device = how == trainer.STATE and key in trainer.PER_DEVICE
+        findings.append(Finding(name, str(value), how, not per_device))
     return value
 
 

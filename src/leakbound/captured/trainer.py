@@ -16,6 +16,8 @@ from leakbound._util import files
 STATE = "trainer_state.json"
 SOURCE = "stated_by"
 """The key of the file's name in what it states."""
+PER_DEVICE = ("batch_size", "examples")
+"""What would be larger with several devices, or with gradients that accumulate."""
 MOST_JSON = 2**26
 """The most bytes of a state: it has a line for each logged step."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
