@@ -67,6 +67,7 @@ def chance(
         ValueError: others of another shape, fewer than one permutation.
 
     Example:
+        >>> from leakbound.metrics import INFORMATION
         >>> from leakbound.randomness import stream, uniform
         >>> from leakbound.core import Batch
         >>> a, b = (uniform((1, 1, 28, 28), stream(0, k)) for k in ("a", "b"))
