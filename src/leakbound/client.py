@@ -301,8 +301,6 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
         # Frozen weights may be gigabytes; the client's training does not change them.
         own = value.detach()
         tensors[name].data = own if name in task.frozen else own.clone()
-    for name, weight in model.named_parameters():
-        weight.requires_grad_(name in task.names)
     first = _slopes(model, inputs, task.loss)
     drawn = generators.states()
     for _ in range(CALLS - 1):
@@ -335,7 +333,7 @@ def _slopes(
     loss: Loss,
 ) -> Tensor:
     """A fixed weighted sum of the outputs, with its gradient: all that a loss would use."""
-    weights = [p for p in model.parameters() if p.requires_grad]
+    weights = [p.requires_grad_() for p in model.parameters()]
     with torch.enable_grad(), plain_attention(), as_written():
         output = _logits(model(inputs), loss)
         # Unequal weights: a plain sum of probabilities is constant, and has no gradient.

@@ -206,12 +206,12 @@ class Task:
         public: Batch | None = None,
         domain: Domain | None = None,
     ) -> Task:
-        """Copy a module's architecture and weights; later changes of the module have no effect.
+        """Copy a module's architecture and trained weights, which may then change without effect.
 
-        Parameters with `requires_grad` False are frozen: they are not part of the update, and their
-        values are shared, not copied: those of a language model take gigabytes. `loss` is
-        a name in `leakbound.losses.LOSSES`, PyTorch's module or function, or any function of
-        outputs and labels that returns a scalar.
+        Parameters with `requires_grad` False are frozen: they are not part of the update. Their
+        values are shared, as those of a language model take gigabytes: do not write into them.
+        `loss` is a name in `leakbound.losses.LOSSES`, PyTorch's module or function, or any function
+        of outputs and labels that returns a scalar.
 
         Raises:
             ValueError: no parameters, no trained ones, weights that are not finite, dropout in

@@ -63,12 +63,27 @@ def test_what_is_not_known_is_not_stated(tmp_path, changes, expected):
     assert counts(state(tmp_path, **changes)) == expected
 
 
-def test_other_folders_state_nothing(tmp_path):
+def test_other_places_state_nothing(tmp_path):
     assert trainer.stated(tmp_path) == {}
+    state(tmp_path / "checkpoint-10")
+    assert trainer.stated(tmp_path / "client_7.safetensors") == {}
     assert trainer.note({}) == ()
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"global_step": "ten"}', '{"epoch": 1.0}'])
+NO_NUMBERS = ("NaN", "Infinity", "-1.0", "1e300")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"global_step": "ten"}',
+        '{"epoch": 1.0}',
+        f'{{"global_step": {10**30}}}',
+        *(f'{{"global_step": 1, "epoch": {one}, "train_batch_size": 2}}' for one in NO_NUMBERS),
+    ],
+)
 def test_a_damaged_state_is_refused(tmp_path, text):
     (tmp_path / trainer.STATE).write_text(text)
     with pytest.raises(ValueError, match="trainer state"):
@@ -81,7 +96,7 @@ def test_a_whole_model_of_a_trainer_is_read_with_its_steps(tmp_path):
     tensors.write(place / "model.safetensors", {"w": torch.tensor([0.9, 1.0, 1.1])})
     capture = captured.load(place, before)
     assert (capture.whole("steps"), capture.source) == (10, trainer.STATE)
-    assert "several devices" in capture.notes[0]
+    assert "if the trainer resumed" in capture.notes[0]
     ours = captured.Capture("x", "weights", before, about={"steps": "3"})
     assert ours.source == "the file's metadata"
 
@@ -117,7 +132,7 @@ def test_a_trainers_folder_on_the_command_line(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["attack", *map(str, given), *words, "--attack", "adapter_words", "--time", "1"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"local steps: 6: {trainer.STATE}" in shown
-    for name, value in (("batch size", 4), ("local batch size", 2)):  # of one device
+    for name, value in (("local steps", 6), ("batch size", 4), ("local batch size", 2)):
+        # Of a training that may have resumed, on devices that may be several.
         assert f"{name}: {value} (not certain): {trainer.STATE}" in shown
     assert "Adam or similar" in shown

@@ -14,6 +14,8 @@ from leakbound._util.text import printable
 
 Module = TypeVar("Module", bound=nn.Module)
 
+PLAIN = (Tensor, nn.Parameter)
+"""Types whose values a copy may share; others, as of quantized weights, hold more than values."""
 INNER = ("_orig_mod", "_checkpoint_wrapped_module")
 """Where a wrapper keeps its module: that of torch.compile, and that of activation checkpoints."""
 
@@ -104,11 +106,7 @@ def duplicate(
     buffers are not copied, for calls that replace them. `lent`: weights whose values the copy
     shares, frozen, since those of a language model take gigabytes. Nobody may write into them.
     """
-    memo: dict[int, Any] = {
-        id(value): type(value)._make_subclass(type(value), value.detach())
-        for value in lent
-        if type(value) in (Tensor, nn.Parameter)
-    }
+    memo: dict[int, Any] = {id(value): _lent(value) for value in lent if type(value) in PLAIN}
     if shared:
         every = (*module.parameters(), *module.buffers())
         memo |= {id(value): value for value in every}
@@ -124,6 +122,12 @@ def duplicate(
             f"model cannot be copied ({type(error).__name__}: {said}); keep files, locks and "
             "results of earlier calls out of the module"
         ) from error
+
+
+def _lent(value: Tensor) -> Tensor:
+    """Another tensor with the same values in the same memory, frozen."""
+    own = value.detach()
+    return nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -48,9 +48,10 @@ from leakbound.randomness import stream, uniform
 from leakbound.task import drops
 
 COPIES = 12
-FROZEN_COPIES = 1
-"""Copies of trained and of frozen weights that an attack holds at most: of a GPT-2 of 0.66 GiB, an
-attack took 8.2 GiB besides the program, with the pages of both files.
+FROZEN_COPIES = 2
+"""Copies of trained and of frozen weights that an attack holds at most. Of a trained GPT-2 of 0.66
+GiB, an attack took 8.2 GiB besides the program, with the pages of both files. Of frozen weights, it
+holds the pages of their file and a dictionary of the words: 7.4 GB for a base of 4.9 GB.
 """
 DECAY = "weight decay"
 """The name of its finding."""
@@ -655,8 +656,7 @@ def _known(
     how = capture.source if stated is None else "given"
     value = capture.whole(key) if stated is None else stated
     if value is not None:
-        per_device = how == trainer.STATE and key in trainer.PER_DEVICE
-        findings.append(Finding(name, str(value), how, not per_device))
+        findings.append(Finding(name, str(value), how, how != trainer.STATE))
     return value
 
 

@@ -21,11 +21,15 @@ def with_values(path: Path, model: nn.Module) -> nn.Module:
         ValueError: as `values_of`, or a number is not finite.
     """
     found = values_of(path, model)
-    kept = (value for name, value in model.named_parameters() if name not in found)
-    model = copies.duplicate(
-        model,
-        lent=(value for value in kept if not value.requires_grad),
-    ).eval()
+    state = model.state_dict()
+    # By place in memory: the values of one tensor may stand under two names.
+    written = {state[name].data_ptr() for name in found}
+    lent = (
+        value
+        for value in model.parameters()
+        if not value.requires_grad and value.data_ptr() not in written
+    )
+    model = copies.duplicate(model, lent=lent).eval()
     state = model.state_dict()
     for name, value in found.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):

@@ -8,33 +8,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from leakbound._util import files
 
 STATE = "trainer_state.json"
 SOURCE = "stated_by"
 """The key of the file's name in what it states."""
-PER_DEVICE = ("batch_size", "examples")
-"""What would be larger with several devices, or with gradients that accumulate."""
+WEIGHTS = ("model", "adapter_model")
+"""How the names of files begin that a trainer writes: the state beside others is not theirs."""
 MOST_JSON = 2**26
 """The most bytes of a state: it has a line for each logged step."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 
+Number = Annotated[int, Meta(ge=0, le=2**31)]
+
+
 class _State(msgspec.Struct):
-    global_step: int
-    epoch: float | None = None
-    train_batch_size: int | None = None
+    global_step: Number
+    epoch: Annotated[float, Meta(ge=0, le=2**31)] | None = None
+    train_batch_size: Number | None = None
 
 
 def stated(update: Path | str, before: Path | str | None = None) -> dict[str, str]:
     """What a trainer's folder says of its training, as an update's metadata do.
 
-    `update` is a file or a folder of a trainer, or one of its checkpoints; the last checkpoint
-    counts. If `before` is an earlier checkpoint, its steps do not count. Other places state
-    nothing.
+    `update` is a folder of a trainer, one of its checkpoints, or a file of weights there; the last
+    checkpoint counts. If `before` is an earlier checkpoint, its steps do not count. Other places
+    state nothing.
 
     Raises:
         ValueError: a state is damaged or too large.
@@ -56,7 +61,7 @@ def stated(update: Path | str, before: Path | str | None = None) -> dict[str, st
         return {}
     about = {SOURCE: STATE, "steps": str(steps)}
     size = after.train_batch_size
-    if size is None or size < 1:
+    if not size:
         return about
     about["batch_size"] = str(size)
     epochs = (after.epoch or 0.0) - (0.0 if begun is None else begun.epoch or 0.0)
@@ -70,12 +75,15 @@ def note(about: Mapping[str, str]) -> tuple[str, ...]:
     if not about:
         return ()
     return (
-        f"steps and examples are those of {STATE}; with several devices, or gradients that "
-        "accumulate, a step has more examples than it says: then give --batch-size",
+        f"steps and examples are those of {STATE}; it counts the steps of earlier rounds, too, if "
+        "the trainer resumed, and the batch of one device without accumulated gradients: then give "
+        "--local-steps and --batch-size",
     )
 
 
 def _state(place: Path) -> _State | None:
+    if not place.is_dir() and not place.name.startswith(WEIGHTS):
+        return None
     folder = place if place.is_dir() else place.parent
     path = folder / STATE
     if not path.is_file():

@@ -44,8 +44,8 @@ rows of which the output's span is made; standard errors that a coefficient of 0
 CLEAR = 100.0
 """The smallest such ratio that states a fact: rounding leaves ratios of thousands."""
 SHOWN = 10.0
-"""The smallest ratio to noise of a state of the outputs that counts as seen: at 10, its direction
-is known to a hundredth of what the levels of rows allow for.
+"""The smallest ratio to noise of a state of the outputs that counts as seen. What the levels of
+rows leave out, the second order, is then about a hundredth.
 """
 ASSUMES = "the client carries no optimizer state from earlier rounds"
 
@@ -289,8 +289,8 @@ def _untied(
     which one may occur nowhere. So rows are clear only if the span has as many directions as there
     are states, `scored`, all far above noise.
 
-    A row in the span is off by
-    noise^2 (1 + sum_k (u_k . row)^2 / s_k^2) in each direction outside, to first order.
+    A row in the span is off by noise^2 (1 + sum_k (u_k . row)^2 / s_k^2) in each direction outside,
+    to first order.
     """
     count, width = values.shape
     if isinstance(observation.update.law, Laplace):
