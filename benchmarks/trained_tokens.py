@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from token_certificates import pick
 from torch import Tensor, nn
 
 from leakbound import captured, models
@@ -25,7 +26,6 @@ from leakbound.captured import Settings, TrainingInfo
 from leakbound.domains import TokenDomain
 from leakbound.losses import next_labels
 from leakbound.randomness import permutation, stream, uniform
-from token_certificates import pick
 
 VOCABULARY = 60
 FEW = 10
@@ -192,7 +192,8 @@ def main() -> None:
     print("| optimizer | rounds | statement | made | wrong |")
     print("|---|--:|---|--:|--:|")
     for (optimizer, kind), count in sorted(made.items()):
-        print(f"| {optimizer} | {clients[optimizer]} | {kind} | {count} | {wrong[optimizer, kind]} |")
+        of = clients[optimizer]
+        print(f"| {optimizer} | {of} | {kind} | {count} | {wrong[optimizer, kind]} |")
 
 
 if __name__ == "__main__":
