@@ -31,7 +31,7 @@ proof: audit
 release: setup
 	$(BIN)/python tools/release.py $(if $(KEY),--key $(KEY))
 
-# CI runs it with other MARKS and PATHS: one collection; the files that take longest begin.
+# CI runs it with other PATHS; the files that take longest begin.
 MARKS := not slow and not long
 test: setup
 	$(if $(PKG),$(if $(PATHS),,$(error PKG is $(PKG), which no package or module has as its name)))

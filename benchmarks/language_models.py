@@ -52,6 +52,7 @@ WORDS = (
     "without AVX-512."
 )
 LENGTH, RATE = 32, 2e-4
+LATER = 0.02
 HEADS = [
     "word table",
     "adapter",
@@ -71,7 +72,7 @@ class Training:
     """How a client trains.
 
     `fresh`: every step has a batch of its own. `whole`: the trained encoder, not the word table in
-    a model of random weights.
+    a model of random weights. `later`: B is no longer 0, but random.
     """
 
     steps: int
@@ -83,6 +84,7 @@ class Training:
     half: bool = False
     adapter: str = "LoRA"
     whole: bool = False
+    later: bool = False
 
     @property
     def examples(self) -> int:
@@ -210,6 +212,9 @@ def client(
         use_dora=training.adapter == "DoRA",
     )
     model: Any = peft.get_peft_model(base, lora)
+    for name, weight in model.named_parameters():
+        if training.later and "lora_B" in name:
+            nn.init.normal_(weight, std=LATER)
     model.save_pretrained(place / "server")
     trained = [p for p in model.parameters() if p.requires_grad]
     rule = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[training.optimizer]

@@ -231,3 +231,20 @@ def test_known_tokens_stay_at_their_places(kind):
     answer = TokenMatching(steps=60, restarts=1, moves=20)(seen, stream(0, "attack"))
     # In the order of the known values, as the search holds them.
     assert torch.equal(parts.values(answer.inputs), parts.values(tokens))
+
+
+def test_an_attacker_may_name_the_candidates():
+    """With a wrong list, none of its answers is taken for right; other tokens are not searched."""
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    seen = seen_by(task_of(), tokens)
+    few = TokenMatching(among=(1, 3, 4, 5, 9))
+    answer = few(seen, stream(0))
+    assert same(answer.inputs, tokens)
+    assert answer.problem is None
+    wrong = replace(few, among=(1, 3, 4, 5, 2))(seen, stream(0))
+    assert {*wrong.inputs.flatten().tolist()} <= {1, 2, 3, 4, 5}
+    assert "unexplained" in wrong.problem
+    padded = seen_by(task_of(domain=TokenDomain(V, N, padding=0)), tokens)
+    assert few._candidates(padded).tolist() == [0, 1, 3, 4, 5, 9]
+    with pytest.raises(ValueError, match="among holds 60; the domain's tokens are 0 to 59"):
+        replace(few, among=(1, V))(seen, stream(0))

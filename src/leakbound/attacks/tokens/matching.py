@@ -64,6 +64,7 @@ class TokenMatching(Attack):
         learning_rate: Adam's, at the start.
         moves: the largest number of changes after a search.
         tries: how many changes are simulated for each, at most; the first that helps is made.
+        among: the tokens that may occur; none given: those that other attacks find.
 
     Assumptions: the model looks tokens up in one `nn.Embedding`. Lengths are searched as padding.
 
@@ -92,6 +93,7 @@ class TokenMatching(Attack):
     learning_rate: float = 0.1
     moves: int = 100
     tries: int = 24
+    among: tuple[int, ...] = ()
 
     @property
     def step_trainings(self) -> int:
@@ -114,7 +116,7 @@ class TokenMatching(Attack):
     ) -> Reconstruction:
         labels = _labels(observation, generator)
         results = list[tuple[float, float, Tensor, str | None]]()
-        search = _Matching.of(self, observation, labels, candidates_of(observation))
+        search = _Matching.of(self, observation, labels, self._candidates(observation))
         noise = search.objective.noise_share
         for _ in range(self.restarts):
             results.append(search.run(generator))
@@ -137,6 +139,19 @@ class TokenMatching(Attack):
             problem,
             agreement=agreement,
         )
+
+    def _candidates(self, observation: Observation) -> Tensor:
+        """(K,) `among` and padding, or what other attacks find."""
+        if not self.among:
+            return candidates_of(observation)
+        domain = token_domain(observation.task)
+        outside = [token for token in self.among if not 0 <= token < domain.vocabulary]
+        if outside:
+            raise ValueError(
+                f"among holds {outside[0]}; the domain's tokens are 0 to {domain.vocabulary - 1}"
+            )
+        padding = {domain.padding} - {None}
+        return torch.tensor(sorted({*self.among} | padding))
 
 
 def candidates_of(observation: Observation) -> Tensor:
@@ -296,7 +311,7 @@ class _Matching:
         """
         vocabulary = token_domain(self.observation.task).vocabulary
         complete = not shifted(self.observation.task) and not hides(self.observation)
-        if complete or len(self.candidates) == vocabulary:
+        if complete or self.attack.among or len(self.candidates) == vocabulary:
             return self
         every = self._among(torch.arange(vocabulary))
         change = every._slope(tokens, labels)
