@@ -2,8 +2,8 @@
 
     python benchmarks/word_order.py NAME FOLDER [SEEDS]
 
-NAME and FOLDER are those of `benchmarks/language_models.py`. The attacker is given which words the
-client has, which no attacker knows; what is left to find is their order.
+NAME and FOLDER are those of `benchmarks/language_models.py`. The attacker is given the words of the
+client, which no attacker knows; what is left to find is their order.
 """
 
 from __future__ import annotations

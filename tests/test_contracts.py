@@ -173,6 +173,7 @@ CHAINS = [
 FEW = {
     "sparse_gradient_inversion": attacks.sparse_gradient_inversion(steps=10),
     "sparse_gradient_inversion_paper": attacks.sparse_gradient_inversion_paper(steps=5),
+    "across_rounds": attacks.AcrossRounds(steps=5),
     "attribute_filter": attacks.AttributeFilter(replays=2, tests=19, tried=1),
     "candidate_likelihood": attacks.CandidateLikelihood(),
     "correlated_trap": attacks.CorrelatedTrap(),
@@ -204,6 +205,7 @@ FEW = {
     "linear_trap": attacks.LinearTrap(),
     "loki": attacks.Loki(bins=32),
     "mean_image": attacks.MeanImage(),
+    "mixed_start": attacks.MixedStart(steps=5, stages=1),
     "published_inverting_gradients": attacks.published_inverting_gradients(steps=10),
     "patch_inversion": attacks.PatchInversion(),
     "patch_span": attacks.PatchSpan(),

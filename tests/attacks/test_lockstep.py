@@ -19,9 +19,11 @@ from leakbound.attacks import (
     published_inverting_gradients,
     strong_matching,
 )
+from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.matching import engine
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import TRACE_POINTS, WIDTH, Loop, solve
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
@@ -44,8 +46,6 @@ from leakbound.defenses import (
 )
 from leakbound.protocol import play
 from leakbound.randomness import stream
-from leakbound_reproductions.attacks.across_rounds import AcrossRounds
-from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 DIGITS = data.load("digits")
 SHAPE = (1, 8, 8)

@@ -19,7 +19,9 @@ from leakbound.attacks import (
     sparse_gradient_inversion,
     strong_matching,
 )
+from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.matching.images import NEAR, images_for
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.client import example_gradients
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.data.packaged import photo_masks
@@ -29,8 +31,6 @@ from leakbound.defenses import DpSgd, GaussianNoise, NoDefense
 from leakbound.domains import SeriesDomain, of_shape
 from leakbound.pairing import pair
 from leakbound.randomness import permutation, stream
-from leakbound_reproductions.attacks.across_rounds import AcrossRounds
-from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 
 class OwnConvolutions(nn.Module):

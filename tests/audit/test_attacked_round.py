@@ -12,6 +12,7 @@ from leakbound import audit, report
 from leakbound._util import text
 from leakbound.assess.record import Chance
 from leakbound.assess.verdict import by_chance
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import play_round
@@ -22,7 +23,6 @@ from leakbound.protocol import play
 from leakbound.randomness import stream
 from leakbound.report.rerun import reruns, toml_of
 from leakbound.report.tables import Names
-from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 ACTS = 15
 """Logits start at logit(0.2) = -1.39 and rise by at most 0.1 a round: 13.9 rounds to 0, and a

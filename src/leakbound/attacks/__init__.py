@@ -3,6 +3,7 @@
 Every attack class and preset exported here is registered under its snake_case name.
 """
 
+from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.attribute_filter import AttributeFilter
 from leakbound.attacks.base import Attack, BestOf, ByNoise
@@ -40,6 +41,7 @@ from leakbound.attacks.matching.attack import (
 )
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patches import PatchInversion, PatchSpan
 from leakbound.attacks.prior.attack import LearnedPrior
 from leakbound.attacks.prior.denoiser import train_prior
@@ -62,6 +64,7 @@ from leakbound.attacks.trap_weights import TrapWeights
 
 __all__ = [
     "LABEL_RULES",
+    "AcrossRounds",
     "AdapterPursuit",
     "AdapterWords",
     "Attack",
@@ -86,6 +89,7 @@ __all__ = [
     "LinearTrap",
     "Loki",
     "MeanImage",
+    "MixedStart",
     "PatchInversion",
     "PatchSpan",
     "RobbingTheFed",

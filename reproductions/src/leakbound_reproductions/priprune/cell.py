@@ -14,14 +14,14 @@ from torch import Tensor
 
 from leakbound import client, data, metrics, pairing, pruning, registry
 from leakbound.attacks import sparse_gradient_inversion
+from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.base import Attack
+from leakbound.attacks.mixed_start import MixedStart
 from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
 from leakbound.metrics import INFORMATION
 from leakbound.randomness import permutation, stream
-from leakbound_reproductions.attacks.across_rounds import AcrossRounds
-from leakbound_reproductions.attacks.mixed_start import MixedStart
 from leakbound_reproductions.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound_reproductions.priprune import information as bits
 from leakbound_reproductions.priprune.nmi import chance

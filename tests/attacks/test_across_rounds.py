@@ -7,6 +7,7 @@ import torch
 
 from leakbound import data, models
 from leakbound.attacks import GradientMatching
+from leakbound.attacks.across_rounds import AcrossRounds, over_rounds
 from leakbound.attacks.matching.loop import begin, solve
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
@@ -14,7 +15,6 @@ from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, U
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.randomness import stream, uniform
-from leakbound_reproductions.attacks.across_rounds import AcrossRounds, over_rounds
 
 ROUNDS = 4
 

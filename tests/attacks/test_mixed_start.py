@@ -10,12 +10,12 @@ from leakbound import data, models
 from leakbound.attacks import GradientMatching, sparse_gradient_inversion
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
+from leakbound.attacks.mixed_start import MixedStart, Starts, last_sent
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
 from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, Unit, Update
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.randomness import stream, uniform
-from leakbound_reproductions.attacks.mixed_start import MixedStart, Starts, last_sent
 
 
 def digits(seed, size=1):
