@@ -10,10 +10,12 @@ import types
 import typing
 from pathlib import Path
 
+import matplotlib.figure as mpl_figure
 import pytest
 from filelock import FileLock
 
 from leakbound import cli
+from leakbound_reproductions import kept
 from leakbound_reproductions.claim import Claim, finding, student
 from leakbound_reproductions.kept import Parts
 from leakbound_reproductions.options import Reproduce
@@ -224,3 +226,29 @@ def test_bad_input_gives_no_traceback(fake, wrong, tmp_path, capsys, monkeypatch
     assert ran(*wrong) == 2
     text = capsys.readouterr()
     assert "Traceback" not in text.out + text.err
+
+
+def test_a_figure_of_the_paper_is_written_with_its_values(monkeypatch, tmp_path, capsys):
+    def drawing(scale, folder, **_):
+        figure = mpl_figure.Figure()
+        axes = figure.subplots()
+        axes.set_title("NMI")
+        axes.plot([1, 2], [0.5, 0.25], label="SGI")
+        kept.figure(figure, folder / "attacks.png", 50)
+        return Outcome((), (Figure("attacks.png", "a line", "figures 3 and 4a"),), "Settings.")
+
+    put(monkeypatch, NAME, drawing)
+    out = tmp_path / "run"
+    assert ran(NAME, "--out", out, "--figure", "4a") == 0
+    said = "".join(capsys.readouterr().out.split())
+    assert "figure4a:aline" in said
+    assert f"{out}/attacks.png,valuesinattacks.values.csv" in said
+    rows = (out / "attacks.values.csv").read_text("utf-8").splitlines()
+    assert rows == ["panel,series,x,y,low,high,shade", "NMI,SGI,1.0,0.5,,,", "NMI,SGI,2.0,0.25,,,"]
+    assert ran(NAME, "--out", out, "--figure", "9") == 0
+    assert "figure 9 is not drawn at scale minutes" in capsys.readouterr().out
+    assert ran(NAME, "--out", out, "--figure", "7") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "figure is '7'; of paper D, these figures are drawn: 3, 4a, 4b, 5a" in said
+    assert ran("all", "--out", out, "--figure", "3") == 2
+    assert "name one paper" in capsys.readouterr().err

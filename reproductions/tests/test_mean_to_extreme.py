@@ -27,6 +27,7 @@ from leakbound_reproductions.mean_to_extreme import (
     tables,
     trap,
 )
+from leakbound_reproductions.reproductions import REPRODUCTIONS
 
 HOLDS, FAILS, UNDECIDED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED
 
@@ -479,6 +480,8 @@ def test_a_run_keeps_its_parts_and_a_second_one_computes_nothing(monkeypatch, tm
 
     first = run()
     assert [claim.number for claim in first.claims][-1] == "IV.6"
+    numbers = {number for figure in first.figures for number in figure.numbers}
+    assert numbers == {*REPRODUCTIONS["mean_to_extreme"].figures}
     drawn = [f for f in first.figures if f.file not in ("noise_over_eta.png", "risk_surface.png")]
     assert len(drawn) == 4
     for figure in drawn:

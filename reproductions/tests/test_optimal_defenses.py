@@ -29,6 +29,7 @@ from leakbound_reproductions.optimal_defenses import (
 )
 from leakbound_reproductions.optimal_defenses.__main__ import plans
 from leakbound_reproductions.optimal_defenses.points import Key, Point
+from leakbound_reproductions.reproductions import REPRODUCTIONS
 
 
 def test_plans_are_the_same_cells_for_both_attackers():
@@ -477,7 +478,8 @@ def test_a_run_goes_through_all_parts(monkeypatch, tmp_path):
         "cpu", tmp_path, workers=1, color="photos", tell=lambda *now: told.append(now)
     )
     assert [claim.number for claim in found.claims] == [f"0-{i}" for i in range(1, 7)]
-    assert {f.paper for f in found.figures} >= {"figure 5", "figure 7", "figure 10", "figure 14"}
+    numbers = {number for figure in found.figures for number in figure.numbers}
+    assert numbers == {*REPRODUCTIONS["optimal_defenses"].figures}
     for figure in found.figures:
         assert (tmp_path / figure.file).read_bytes().startswith(b"\x89PNG")
     assert told[-1] == ("theory", 1, 1)

@@ -15,6 +15,7 @@ from leakbound_reproductions.priprune import cell as cells
 from leakbound_reproductions.priprune import claims, comparisons, idle, reproduce, run, study
 from leakbound_reproductions.priprune.measured import Measured
 from leakbound_reproductions.priprune.study import Cell, Study
+from leakbound_reproductions.reproductions import REPRODUCTIONS
 
 PARTS = {"rate", "batch", "size", "rounds", "defended", "table", "search", "chain", "skew"}
 
@@ -473,6 +474,8 @@ def test_the_paper_reproduced_gives_every_claim_and_its_files(tmp_path, monkeypa
     found = reproduce.reproduce("minutes", tmp_path, **given)
     assert [claim.number for claim in found.claims] == [f"4-{i}" for i in range(1, 10)]
     assert {c.number for c in found.claims if c.verdict is Verdict.UNTESTED} >= {"4-5", "4-9"}
+    numbers = {number for figure in found.figures for number in figure.numbers}
+    assert numbers == {*REPRODUCTIONS["priprune"].figures}
     for name in (*(figure.file for figure in found.figures), *found.pages):
         assert (tmp_path / name).stat().st_size > 2000, name
     assert found.pages == ("tables.md",)

@@ -29,6 +29,7 @@ from leakbound.audit.plan import (
 from leakbound.core import Server
 from leakbound_reproductions.claim import Claim, Verdict
 from leakbound_reproductions.outcome import SCALES
+from leakbound_reproductions.reproductions import REPRODUCTIONS
 from leakbound_reproductions.systematic_evaluation import (
     comparisons,
     evaluation,
@@ -574,6 +575,8 @@ def test_the_paper_reproduced_gives_every_claim_and_its_files(tmp_path, monkeypa
     given = {"workers": 1, "color": "photos", "tell": lambda *now: told.append(now)}
     found = reproduce.reproduce("minutes", tmp_path, **given)
     assert [claim.number for claim in found.claims] == [f"2-{i}" for i in range(1, 11)]
+    numbers = {number for figure in found.figures for number in figure.numbers}
+    assert numbers == {*REPRODUCTIONS["systematic_evaluation"].figures}
     for name in (*(figure.file for figure in found.figures), *found.pages):
         assert (tmp_path / name).stat().st_size > 1000, name
     assert "2 seeds per configuration" in found.settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,8 @@ def reproduce(command: options.Reproduce) -> int:
     chosen = named(command.name)
     missing = 0
     base = command.out or Path("runs") / "reproduce"
+    if command.figure is not None:
+        _check_figure(chosen, command.figure)
     for about in chosen:
         folder = base if command.out is not None and len(chosen) == 1 else base / about.name
         if command.out is None:
@@ -64,7 +66,32 @@ def reproduce(command: options.Reproduce) -> int:
             found = Results(about, command.scale, outcome, _data(folder), **_here())
             _write(found, folder, time.monotonic() - began)
         _show(found, folder)
+        if command.figure is not None:
+            _tell_figure(found, folder, command.figure)
     return 1 if missing else 0
+
+
+def _check_figure(chosen: Sequence[Reproduction], number: str) -> None:
+    """Refuse a figure that is not drawn, before anything runs."""
+    (about, *others) = chosen
+    if others:
+        raise ValueError(f"figure is {number!r}, and name is 'all'; name one paper")
+    if number not in about.figures:
+        drawn = ", ".join(about.figures) or "none"
+        raise ValueError(
+            f"figure is {number!r}; of paper {about.letter}, these figures are drawn: {drawn}"
+        )
+
+
+def _tell_figure(found: Results, folder: Path, number: str) -> None:
+    """Say where the figure and its values are."""
+    drawn = [figure for figure in found.outcome.figures if number in figure.numbers]
+    if not drawn:
+        console.print(f"figure {safe(number)} is not drawn at scale {found.scale}")
+        return
+    path = folder / drawn[0].file
+    console.print(f"figure {safe(number)}: {safe(drawn[0].caption)}", soft_wrap=True)
+    console.print(f"{safe(path)}, values in {safe(kept.values_of(path).name)}", soft_wrap=True)
 
 
 def _announce(about: Reproduction, scale: str, folder: Path) -> None:

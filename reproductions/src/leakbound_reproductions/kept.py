@@ -78,7 +78,18 @@ def page(path: Path, lines: Iterable[str]) -> None:
 
 
 def figure(drawn: Figure, path: Path, dpi: int) -> None:
-    """Write a figure as PNG; the same figure gives the same bytes."""
+    """Write a figure as PNG, and its values as CSV beside it.
+
+    The same figure gives the same bytes.
+    """
+    from leakbound_reproductions import figure_values
+
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     kit.write(path, buffer.getvalue())
+    kit.write(values_of(path), figure_values.table(drawn).encode())
+
+
+def values_of(path: Path) -> Path:
+    """The file of the values of a figure's file."""
+    return path.with_suffix(".values.csv")

@@ -37,6 +37,8 @@ class Reproduce:
     setting (hours to days)."""
     out: Annotated[Path | None, Option("DIR")] = None
     """Output folder; runs/reproduce/NAME/SCALE if not given. With `all` it holds one for each."""
+    figure: Annotated[str | None, Option("N")] = None
+    """Say where this figure of the paper is; its values are in a CSV file beside it."""
     workers: int = 0
     """Processes; 0 takes one a core. The numbers are the same for any number."""
     color: Annotated[str, Option("DATA")] = "photos"

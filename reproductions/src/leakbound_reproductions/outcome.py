@@ -40,6 +40,16 @@ class Figure:
     caption: str
     paper: str = ""
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of these figures in the paper.
+
+        Example:
+            >>> Figure("a.png", "All.", "figures 4a and 5").numbers
+            ('4a', '5')
+        """
+        return tuple(re.findall(r"\d+[a-z]?", self.paper))
+
 
 @dataclass(frozen=True)
 class Outcome:

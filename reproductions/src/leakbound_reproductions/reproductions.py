@@ -55,12 +55,14 @@ class Reproduction:
         name: of the experiment's package and on the command line.
         letter: the project's pages call the paper by it.
         scales: scale -> what it runs and about how long that takes.
+        figures: numbers of the paper's figures that it draws.
     """
 
     name: str
     letter: str
     paper: Paper
     scales: Mapping[str, str]
+    figures: tuple[str, ...] = ()
 
     def load(self) -> Reproduce:
         """The function that runs it.
@@ -100,6 +102,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper": "the paper's batches of 16, 2,000 attack steps and 640 rounds, on MNIST "
                 "alone; some days on two cores",
             },
+            ("5", "6", "7", "8", "9", "10", "14"),
         ),
         Reproduction(
             "systematic_evaluation",
@@ -117,6 +120,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper's with its rates: hours on two cores",
                 "paper": "the paper's models, images and attacks; days, and a GPU",
             },
+            ("3",),
         ),
         Reproduction(
             "mean_to_extreme",
@@ -135,6 +139,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper": "as cpu, with 224 x 224 pixels through ResNet-18, 100 attacked color "
                 "images with 3 restarts, and further tables; hours",
             },
+            ("1", "3", "4", "5"),
         ),
         Reproduction(
             "priprune",
@@ -151,6 +156,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "2,688 single rounds: hours on two cores",
                 "paper": "the paper's data, models and rounds; days, and 25 GB of memory",
             },
+            ("3", "4a", "4b", "5a", "5b", "6", "8c", "9"),
         ),
         Reproduction(
             "practical_feasibility",
