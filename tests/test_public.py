@@ -98,6 +98,8 @@ PACKAGES = (
     "leakbound.registry",
     "leakbound.report",
     "leakbound.report.best_attack",
+    "leakbound.report.equal_loss",
+    "leakbound.report.equal_utility",
     "leakbound.risk",
     "leakbound.risk.deployment",
     "leakbound.tensors",

@@ -12,9 +12,9 @@ from leakbound.assess import Assessment, read
 from leakbound.assess.header import defense_name
 from leakbound.audit.plan import DataSpec, ModelSpec, Spec
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
+from leakbound.report.equal_loss import at_equal_loss
 from leakbound_reproductions import paired
 from leakbound_reproductions.claim import Verdict, student
-from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.optimal_defenses import (
     claims,
     drawn,

@@ -132,6 +132,8 @@ def make_page(
             return evidences(evidence.annex)
         if name == "grid":
             return write(make_grid(tmp_path / "run", seeds=1))
+        if name == "utility":
+            return write(make_grid(tmp_path / "run", seeds=2, attacks=("inverting_gradients",)))
         if name == "rows":
             return write(make_clinic(tmp_path / "run"))
         first = make_bounded(tmp_path / "run", **SMALL)
@@ -164,7 +166,7 @@ def page_of(make_page, made):
     return find
 
 
-@pytest.fixture(params=[*SORTED, "sign-off", "annex", "results"])
+@pytest.fixture(params=[*SORTED, "utility", "sign-off", "annex", "results"])
 def page_path(request, page_of):
     return page_of(request.param)
 

@@ -30,6 +30,8 @@ from leakbound.audit.run_file import claim, header
 from leakbound.core import ThreatModel
 from leakbound.defenses import Defense
 from leakbound.report import folder as report_folder
+from leakbound.report.equal_utility import EqualUtility, equal_utility
+from leakbound.report.tables import Names
 from leakbound.report.template import Presented
 
 if TYPE_CHECKING:
@@ -77,6 +79,48 @@ class AuditResult(Presented):
     def trainings(self) -> list[Training]:
         """The record of every training: the cost of the defenses."""
         return report_folder.read(self.folder).trainings
+
+    def at_equal_utility(self) -> tuple[EqualUtility, ...]:
+        """Compare the defenses at equal training loss and at equal test accuracy.
+
+        A defense in two or more strengths is a family. Its curve is the error of the best attack
+        (S_D: root mean squared error, 1 is the inputs' range) against its cost, linear between the
+        strengths. Two families are compared by the mean of their curves over the costs that both
+        span. It is the comparison of the report's first page.
+
+        Returns:
+            One result for each model and batch size with trainings, each with two `comparisons`:
+            at equal training loss, then at equal accuracy. Every number is a `MeanInterval` with
+            its n (seeds that have an attack and a training). `not_compared` names what has no
+            number and why: one strength, fewer than two seeds, no common range of costs.
+
+        Assumes that errors and costs of seeds are nearly normal. The intervals (95 %; of
+        differences for all pairs of a comparison jointly) are Student's t over jackknife
+        pseudo-values. A stronger attack or a longer training may change the order.
+
+        Raises:
+            ValueError: the audit has no training, because its plan has no `[utility]`.
+
+        Source: Liu et al. 2025 (paper B), section 4.1 and figure 3.
+
+        Example:
+            >>> noise = [f"gaussian_noise,noise_std={std}" for std in (0.01, 1.0)]
+            >>> found = run_audit("mlp,hidden=[16]", "digits", attacks=["linear_inversion"],
+            ...     defenses=["none", *noise, "magnitude_pruning,rate=0.9"], seeds=[0, 1], rounds=9)
+            >>> (result,) = found.at_equal_utility()
+            >>> at_loss, at_accuracy = result.comparisons
+            >>> [family.defense for family in at_loss.families]
+            ['gaussian_noise']
+            >>> at_loss.not_compared[0].why
+            'one strength; a family has two or more'
+        """
+        run = report_folder.read(self.folder)
+        if not run.trainings:
+            raise ValueError(
+                f"the audit in {self.folder} has no training, so no cost is known; add [utility] "
+                "to the plan, or rounds= to run_audit"
+            )
+        return equal_utility(run.assessments, run.trainings, Names(run.assessments, run.trainings))
 
     def _figure(self) -> Figure:
         from leakbound.report import figures

@@ -13,7 +13,7 @@ tables take the smallest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -181,36 +181,46 @@ def best_attack_error(
     )
 
 
-def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
+def rounds_of(
+    attacks: Mapping[str, Iterable[Assessment]],
+    errors_of: Callable[[Values], list[float]] | None = None,
+) -> Rounds:
     """The errors of attacks, from their experiments on one configuration.
 
     A round counts if every attack ran or did not apply there; else a crash would look like a weak
-    attack. What never ran is no attack here.
+    attack. What never ran is no attack here. `errors_of`: the squared errors of an experiment's
+    scores; by default `squared_errors`, and only experiments whose scores are PSNRs count.
     """
+    known = measured if errors_of is None else scored
+    of = errors_of or squared_errors
     every = {name: {a.seed: a for a in some} for name, some in attacks.items()}
     seeds = sorted({seed for some in every.values() for seed in some})
-    ran = {name: some for name, some in every.items() if any(map(measured, some.values()))}
+    ran = {name: some for name, some in every.items() if any(map(known, some.values()))}
     missing = tuple(
         name
         for name, some in every.items()
         if name not in ran and any(a.status != "not_applicable" for a in some.values())
     )
     # A crash in one round would otherwise look like a weak attack.
-    kept = [seed for seed in seeds if _whole([some.get(seed) for some in ran.values()])]
+    kept = [seed for seed in seeds if _whole([some.get(seed) for some in ran.values()], known)]
     errors = {
-        name: {seed: squared_errors(some[seed].scores) for seed in kept if measured(some.get(seed))}
+        name: {seed: of(some[seed].scores) for seed in kept if known(some.get(seed))}
         for name, some in ran.items()
     }
     baseline = {
-        seed: next(squared_errors(c[seed].baseline) for c in ran.values() if measured(c[seed]))
-        for seed in kept
+        seed: next(of(c[seed].baseline) for c in ran.values() if known(c[seed])) for seed in kept
     }
     return Rounds(errors, baseline, len(seeds) - len(kept), missing)
 
 
 def measured(assessment: Assessment | None) -> bool:
     """Whether an experiment has an error for every example, which other scores than PSNR lack."""
-    if assessment is None or assessment.status != "ok" or not assessment.criterion.has_errors:
+    return assessment is not None and assessment.criterion.has_errors and scored(assessment)
+
+
+def scored(assessment: Assessment | None) -> bool:
+    """Whether an experiment has a score for every example, and one of the prior-only baseline."""
+    if assessment is None or assessment.status != "ok":
         return False
     return bool(assessment.scores) and None not in (*assessment.scores, *assessment.baseline)
 
@@ -287,9 +297,12 @@ def _tightest(
     return f"only for {' and '.join(proved_for)} attackers" if proved_for else "estimate only"
 
 
-def _whole(round_: Sequence[Assessment | None]) -> bool:
+def _whole(
+    round_: Sequence[Assessment | None],
+    known: Callable[[Assessment | None], bool],
+) -> bool:
     """Whether every attack ran or did not apply in a round, at least one ran, on equal examples."""
-    ran = [a for a in round_ if a is not None and measured(a)]
+    ran = [a for a in round_ if a is not None and known(a)]
     idle = [a for a in round_ if a is not None and a.status == "not_applicable"]
     return len({len(a.scores) for a in ran}) == 1 and len(ran) + len(idle) == len(round_)
 

@@ -24,6 +24,7 @@ from leakbound.assess.verdict import DIAGNOSES, meanings
 from leakbound.report import columns, overview, tables
 from leakbound.report.attackers import audience
 from leakbound.report.best_attack import best_attack_tables
+from leakbound.report.equal_utility import equal_utility
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
@@ -38,6 +39,7 @@ from leakbound.report.over_rounds import panels, round_rows
 from leakbound.report.sentences import attacked_rounds, is_it_this_person, revealed
 from leakbound.report.tables import AttackSummary, ErrorBoundRow, RunSummary
 from leakbound.report.template import cell, check_installed, rendered, save, significant
+from leakbound.report.utility_figure import short, spread, utility_figures
 
 FILE = "report.html"
 ROWS = 500
@@ -157,7 +159,13 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
                 images=images,
                 inline=inline,
             )
-            yield here, rendered("report.html.j2", context)
+            context["utility_figures"] = utility_figures(
+                equal_utility(run.assessments, run.trainings, names),
+                [(view.model, view.batch_size) for view in context["over"].views],
+                {setting.label: setting.short for setting in names.settings.values()},
+                overview.families(names),
+            )
+            yield here, rendered("report.html.j2", context, {"spread": spread, "short": short})
         else:
             # A page of experiments has only the rows of its own configurations, and its neighbors.
             keys = {(card.model, card.batch_size, card.defense) for card in context["gallery"]}

@@ -330,6 +330,11 @@ class DefenseSetting:
         values = [value for _, value in self.strength]
         return float(values[0]) if len(values) == 1 and _is_number(values[0]) else 0.0
 
+    @property
+    def short(self) -> str:
+        """The strength alone, where its defense is named beside it."""
+        return ", ".join(plain(value) for _, value in self.strength)
+
 
 class Names:
     """What a page calls models, defenses and attacks: one label for each distinct setting."""
@@ -719,7 +724,7 @@ def training_costs(
     for (model, defense), ok in ran.items():
         plain = ran.get((model, title(NO_DEFENSE)), [])
         defended = defense != title(NO_DEFENSE)
-        skilled = _skilled(plain)
+        able = skilled(plain)
         accuracies = defined(t.accuracy for t in ok)
         losses = defined(t.training_loss for t in ok)
         costs[model, defense] = TrainingCost(
@@ -734,9 +739,9 @@ def training_costs(
             balanced_accuracy=_mean(defined(t.balanced_accuracy for t in ok)),
             auc=_mean(defined(t.auc for t in ok)),
             majority=_mean(defined(t.majority for t in ok)),
-            lost=_lost(plain, ok, "accuracy") if defended and skilled else None,
+            lost=_lost(plain, ok, "accuracy") if defended and able else None,
             auc_lost=_lost(plain, ok, "auc") if defended and _ranks(plain) else None,
-            unskilled=bool(plain) and not skilled,
+            unskilled=bool(plain) and not able,
             failed=len(every[model, defense]) - len(ok),
             **_pruned(ok),
         )
@@ -784,7 +789,7 @@ def _lost(
     return mean_of([one - two for one, two in pairs if one is not None and two is not None])
 
 
-def _skilled(trainings: Sequence[Training]) -> bool:
+def skilled(trainings: Sequence[Training]) -> bool:
     """Whether trainings beat the best constant answer, by a one-sided exact limit.
 
     All seeds are tested on the same examples, so those count once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leakbound_reproductions.equal_loss import at_equal_loss
+from leakbound.report.equal_loss import at_equal_loss
 from leakbound_reproductions.optimal_defenses.points import Key, Point
 from leakbound_reproductions.optimal_defenses.settings import PAPER
 from leakbound_reproductions.paired import Gain, gain, logs, paired

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leakbound.report.equal_loss import at_equal_loss
 from leakbound_reproductions.by_seed import Part, claimed, remarks, repeated
 from leakbound_reproductions.claim import POSITIVE, Claim, Mark, Verdict, student
-from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.optimal_defenses.points import Key, Point
 from leakbound_reproductions.optimal_defenses.settings import (
     CUT,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
+from leakbound.report.equal_loss import at_equal_loss
 from leakbound_reproductions.comparison import FAILS, HOLDS, UNDECIDED, Comparison
-from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.paired import Gain, gain, logs, paired
 from leakbound_reproductions.systematic_evaluation.measured import (
     ANY,

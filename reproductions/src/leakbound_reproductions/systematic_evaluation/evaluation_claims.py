@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from leakbound.report.best_attack import BASELINE, Rounds
+from leakbound.report.equal_loss import at_equal_loss
 from leakbound_reproductions.by_seed import Part, claimed, in_words, remarks
 from leakbound_reproductions.claim import LEVEL, Claim, Mark, student
-from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.paired import logs
 from leakbound_reproductions.systematic_evaluation.measured import (
     ANY,

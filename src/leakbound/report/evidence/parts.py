@@ -10,6 +10,7 @@ import msgspec
 
 from leakbound.assess.record import AttackInfo, CriterionInfo, Parameters, Picture, Values, Verdict
 from leakbound.report.columns import ColumnTable
+from leakbound.report.equal_utility import EqualUtility
 from leakbound.report.settings import DeclaredTraining, SettingRow
 from leakbound.report.tables import (
     LONGEST,
@@ -332,6 +333,7 @@ class Subject(ReportPart, frozen=True, kw_only=True):
     threshold: float | None
     strongest: tuple[StrongestLine, ...]
     utility: tuple[TrainingCost, ...]
+    equal_utility: tuple[EqualUtility, ...] = ()
     differential_privacy: tuple[PrivacyClaim, ...]
     epsilon_audits: tuple[EpsilonPart, ...] = ()
     training: DeclaredTraining | None = None

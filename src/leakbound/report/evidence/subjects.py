@@ -20,6 +20,7 @@ from leakbound.assess.verdict import verdict
 from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.columns import column_tables
+from leakbound.report.equal_utility import equal_utility
 from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign_off
 from leakbound.report.evidence.privacy import Accountant
 from leakbound.report.folder import Run
@@ -105,6 +106,7 @@ def of_run(
         threshold=limits.pop() if len(limits) == 1 else None,
         strongest=tuple(_strongest(summary, images=images)),
         utility=tuple(summary.costs.values()),
+        equal_utility=equal_utility(assessments, run.trainings, summary.names),
         differential_privacy=tuple(claims),
         epsilon_audits=tuple(audited),
         training=training,
