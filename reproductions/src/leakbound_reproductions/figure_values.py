@@ -104,7 +104,7 @@ def _surface(panel: str, mesh: QuadMesh) -> Iterator[Value]:
     shades = np.asarray(mesh.get_array()).ravel()
     corners = np.asarray(mesh.get_coordinates())
     centers = (corners[1:, 1:] + corners[:-1, :-1]) / 2
-    # Shades are of corners that colors run between, or of cells.
+    # Shades are of corners that colors run between, or of the areas between corners.
     places = (corners if corners[..., 0].size == shades.size else centers).reshape(-1, 2)
     for (x, y), shade in zip(places, shades, strict=True):
         yield Value(panel, "", float(x), float(y), shade=float(shade))
