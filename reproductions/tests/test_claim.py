@@ -119,3 +119,27 @@ def test_intervals_cover():
     assert exact(1.0, 0.1)[1](0.5) == (0.9, 1.1)
     with pytest.raises(ValueError, match="at least 2"):
         student([1.0])
+
+
+@pytest.mark.parametrize("n", [20, 80])
+def test_as_many_draws_as_it_needs_decide_it(n):
+    """Against draws: with so many, half of the intervals of a mean exclude the limit."""
+    values = np.random.default_rng(0).normal(0.5, 2.0, n)
+    mean, interval = student((values - values.mean() + 0.5).tolist())
+    found = finding("a > 0.4", mean, interval, (0.4, math.inf), n=n, among=1)
+    assert found.verdict is Verdict.UNDECIDED
+    draws = np.random.default_rng(1).normal(0.5, values.std(ddof=1), (400, found.needed))
+    ends = draws.mean(1) - 1.96 * draws.std(1, ddof=1) / found.needed**0.5
+    assert 0.4 < (ends > 0.4).mean() < 0.65
+    small = np.random.default_rng(1).normal(0.5, values.std(ddof=1), (400, found.needed // 4))
+    ends = small.mean(1) - 1.96 * small.std(1, ddof=1) / (found.needed // 4) ** 0.5
+    assert (ends > 0.4).mean() < 0.3
+
+
+def test_what_is_decided_or_on_its_limit_needs_no_number():
+    held = Finding("a > 0", 1.0, (0.5, 1.5), (0.4, 1.6), (0.0, math.inf), n=4)
+    assert held.needed is None
+    tied = Finding("a > 0", 0.0, (-1.0, 1.0), (-1.0, 1.0), (0.0, math.inf), n=4)
+    assert tied.needed is None
+    below = Finding("0 < a < 1", 0.8, (-0.2, 1.4), (-0.2, 1.4), (0.0, 1.0), n=4)
+    assert below.needed == 36

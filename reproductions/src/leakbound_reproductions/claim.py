@@ -73,6 +73,26 @@ class Finding:
         return decide(self.interval, self.region)
 
     @property
+    def needed(self) -> int | None:
+        """About how many draws would decide it, if the estimate were the true value.
+
+        An interval shrinks with the root of their number. None: it is decided, or its estimate is
+        on the limit.
+
+        Example:
+            >>> ends = (-1.0, 2.0)
+            >>> Finding("a > 0", 0.5, ends, ends, (0.0, math.inf), n=8).needed
+            72
+        """
+        low, high = self.interval
+        near = min(self.region, key=lambda limit: abs(self.estimate - limit))
+        away = abs(self.estimate - near)
+        reach = self.estimate - low if near < self.estimate else high - self.estimate
+        if self.verdict is not Verdict.UNDECIDED or away <= TIE:
+            return None
+        return math.ceil(self.n * (reach / away) ** 2)
+
+    @property
     def refutes(self) -> bool:
         """Whether the claim is excluded even after allowing for its other findings."""
         return decide(self.strict, self.region) is Verdict.FAILS

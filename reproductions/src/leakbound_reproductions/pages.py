@@ -18,7 +18,8 @@ RULE = (
     "claim holds if all its findings hold. A claim does not hold if one finding is excluded by an "
     "interval that allows for all findings of the claim (Bonferroni). Otherwise it is undecided. "
     "Intervals over seeds are Student's; with fewer than six seeds they assume normal differences. "
-    "If all seeds tie at the limit of a tolerance, the finding is undecided."
+    "If all seeds tie at the limit of a tolerance, the finding is undecided. A number of draws (n: "
+    "seeds or images) *might decide it* if the measured value were the true one."
 )
 
 
@@ -114,8 +115,14 @@ def row(finding: Finding) -> tuple[str, ...]:
         words.interval(finding.interval),
         words.region(finding.region),
         f"{finding.n:,}",
-        str(finding.verdict),
+        f"{finding.verdict}{_more(finding)}",
     )
+
+
+def _more(finding: Finding) -> str:
+    """About how many draws would decide a finding that is open, in two digits."""
+    needed = finding.needed
+    return "" if needed is None else f"; n = {float(f'{needed:.2g}'):,.0f} might decide it"
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
