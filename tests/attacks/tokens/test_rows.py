@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.attacks.tokens.layers import word_table
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense, TopK
@@ -297,3 +298,23 @@ def test_a_state_that_only_a_label_and_a_wrong_word_show_states_nothing():
         found = {int(word) for fact in TokenRows()(known, stream(0)).facts for word in fact.items}
         assert found <= {*text.flatten().tolist(), 1}
     assert not stated
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-6])
+def test_rows_that_any_span_holds_prove_nothing(share):
+    """Of 60 rows without any structure, the half that made the span lies in it; two are zero.
+
+    So did the table of a client with weights in bfloat16, whose decay rounds; 30 words were stated.
+    """
+    model, ids = built("tied", 8, words=60, width=48), tokens(4, 8, words=60)
+    values = torch.randn(60, 48, generator=stream(0, "rows"))
+    values[30:] *= 3
+    values[:2] = 0
+    noise = GaussianNoise(noise_std=share * float(values.norm())) if share else None
+    observation = seen(model, ids, noise, words=60)
+    flat = observation.update.rows.clone()
+    observation.task.unflatten(flat[0])[word_table(observation.task).weight].copy_(values)
+    update = replace(observation.update, rows=flat)
+    answer = TokenRows()(replace(observation, update=update), stream(0))
+    assert answer.facts == ()
+    assert len(set(answer.inputs.flatten().tolist())) > 20

@@ -47,6 +47,10 @@ SHOWN = 10.0
 """The smallest ratio to noise of a state of the outputs that counts as seen. What the levels of
 rows leave out, the second order, is then about a hundredth.
 """
+SPARE = 8
+"""The fewest rows beyond the directions of their span that show that it is the outputs': rows as
+many as its directions lie in a span whatever they are.
+"""
 ASSUMES = "the client carries no optimizer state from earlier rounds"
 
 
@@ -287,7 +291,7 @@ def _untied(
     The span is that of the smallest rows, which no token of the batch has. A state whose
     probabilities lie on a few tokens does not show there; it shows in the rows of these tokens, of
     which one may occur nowhere. So rows are clear only if the span has as many directions as there
-    are states, `scored`, all far above noise.
+    are states, `scored`, all far above noise, and if `SPARE` further rows lie in it.
 
     A row in the span is off by noise^2 (1 + sum_k (u_k . row)^2 / s_k^2) in each direction outside,
     to first order.
@@ -317,13 +321,18 @@ def _untied(
     away = rest.square().sum(1)
     shown = float(span.sizes.min()) if span.rank else 0.0
     complete = span.rank >= scored and shown > SHOWN * max(noise, known) * span.edge
+
+    def proved(seen: Tensor) -> bool:
+        inside = int((sizes[~seen] > 2 * max(noise, known) * width**0.5).sum())
+        return complete and inside >= span.rank + SPARE
+
     if known:
         part = (values @ span.basis / span.sizes).square().sum(1)
         limit = float(scipy.stats.chi2.isf(CHANCE / count, span.free))
         loud = away > known**2 * (1 + part) * limit
-        return _Rows(rest, loud, outside, known, clear=complete)
+        return _Rows(rest, loud, outside, known, clear=proved(loud))
     seen = _apart(away.sqrt(), most)
-    return _Rows(rest, seen, outside, 0.0, clear=complete and _clear(away.sqrt(), seen))
+    return _Rows(rest, seen, outside, 0.0, clear=proved(seen) and _clear(away.sqrt(), seen))
 
 
 def _decayed(
