@@ -44,7 +44,6 @@ TABLES = [
     (8_000, 1_024, Training(10, 4, rank=16)),
     (32_000, 2_048, Training(10, 4, rank=16)),
     (32_000, 2_048, Training(10, 4, rank=8, fresh=True)),
-    (32_000, 2_048, Training(10, 4, rank=8, fresh=True, half=True)),
 ]
 UNKNOWN = 2_000, 128
 HEADS = [
