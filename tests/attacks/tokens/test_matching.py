@@ -237,11 +237,11 @@ def test_an_attacker_may_name_the_candidates():
     """With a wrong list, none of its answers is taken for right; other tokens are not searched."""
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
     seen = seen_by(task_of(), tokens)
-    few = TokenMatching(among=(1, 3, 4, 5, 9))
+    few = TokenMatching(among=(1, 3, 4, 5, 9), steps=60, restarts=1)
     answer = few(seen, stream(0))
     assert same(answer.inputs, tokens)
     assert answer.problem is None
-    wrong = replace(few, among=(1, 3, 4, 5, 2))(seen, stream(0))
+    wrong = replace(few, among=(1, 3, 4, 5, 2), steps=10, moves=1)(seen, stream(0))
     assert {*wrong.inputs.flatten().tolist()} <= {1, 2, 3, 4, 5}
     assert "unexplained" in wrong.problem
     padded = seen_by(task_of(domain=TokenDomain(V, N, padding=0)), tokens)
