@@ -34,7 +34,8 @@ class AcrossRounds(MatchingSettings):
     The distance compares the rows of all rounds on the sent coordinates. For a coordinate last sent
     in round s, the observed value is (server's weight of round s + 1 - weight sent) / learning
     rate. The expected value is the sum of the candidate's gradients from round s + 1 on. Without a
-    history, the attack equals `sparse_gradient_inversion`. With T rounds, a step costs T gradients.
+    history, the attack equals `SparseInversion` with the same search. With T rounds, a step costs T
+    gradients.
 
     Args:
         mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),

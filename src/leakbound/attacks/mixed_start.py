@@ -40,8 +40,9 @@ class MixedStart(MatchingSettings):
     leaves this weight out of the match, and searches its start with the images. It does the same
     for a weight that is withheld now. It assumes nothing about the batches of other rounds. An
     attacker who knows that they are the same attacks the first round, or all (`AcrossRounds`).
-    Without a history, or if the client sends no weights, the result equals
-    `sparse_gradient_inversion` bit for bit.
+    Without a history, or if the client sends no weights, the result equals that of
+    `SparseInversion` with the same search bit for bit; the preset `sparse_gradient_inversion` has
+    other stages, which want more than a hundred steps.
 
     Args:
         mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),
