@@ -161,11 +161,7 @@ def tokenizer(folder: str) -> Any:
 
 def base_of(folder: str, training: Training, seed: int) -> nn.Module:
     """The trained encoder with a new head, or a Llama-like model at random with its word table."""
-    from transformers import (
-        AutoModelForSequenceClassification,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    from transformers import AutoModelForSequenceClassification
 
     if training.whole:
         with torch.random.fork_rng():
@@ -176,11 +172,19 @@ def base_of(folder: str, training: Training, seed: int) -> nn.Module:
             ).eval()
         return encoder
     words = table(folder)
-    count, width = words.shape
+    model = llama(*words.shape, 2 * words.shape[1], seed)
+    model.get_input_embeddings().weight.data.copy_(words)  # type: ignore[operator]
+    return model
+
+
+def llama(count: int, width: int, inner: int, seed: int) -> nn.Module:
+    """A Llama-like model of two layers at random; `inner`: units of what follows attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=count,
         hidden_size=width,
-        intermediate_size=2 * width,
+        intermediate_size=inner,
         num_hidden_layers=2,
         num_attention_heads=width // 64,
         num_key_value_heads=width // 64,
@@ -190,7 +194,6 @@ def base_of(folder: str, training: Training, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: nn.Module = LlamaForCausalLM(config)
-        model.get_input_embeddings().weight.data.copy_(words)  # type: ignore[operator]
     return model
 
 

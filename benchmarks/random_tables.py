@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from language_models import LENGTH, RATE, Training, client, write
-from torch import Tensor, nn
+from language_models import LENGTH, RATE, Training, client, llama, write
+from torch import Tensor
 
 from leakbound import captured
 from leakbound.domains import TokenDomain
@@ -60,26 +60,6 @@ HEADS = [
 ]
 
 
-def base_of(count: int, width: int, seed: int) -> nn.Module:
-    """A Llama-like model at random."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=count,
-        hidden_size=width,
-        intermediate_size=width,
-        num_hidden_layers=2,
-        num_attention_heads=width // 64,
-        num_key_value_heads=width // 64,
-        max_position_embeddings=2 * LENGTH,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model: nn.Module = LlamaForCausalLM(config)
-    return model
-
-
 def drawn(count: int, texts: int, seed: int) -> Tensor:
     """(texts, LENGTH) tokens by Zipf's law."""
     source = torch.Generator().manual_seed(10_000 + seed)
@@ -101,15 +81,15 @@ def attacked(
     known: bool = True,
 ) -> tuple[set[int], float]:
     """The tokens that the attack states, and its seconds; not `known`: by another table."""
-    base = base_of(*size, seed)
+    base = llama(*size, size[1], seed)
     with tempfile.TemporaryDirectory() as written:
         place = Path(written)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             client(training, base, (ids, ids), place)
-        base = base_of(*size, seed)
+        base = llama(*size, size[1], seed)
         if not known:
-            other: Any = base_of(*size, seed + 1)
+            other: Any = llama(*size, size[1], seed + 1)
             base.load_state_dict(
                 {"model.embed_tokens.weight": other.get_input_embeddings().weight},
                 strict=False,

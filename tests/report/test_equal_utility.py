@@ -314,9 +314,9 @@ def test_the_sentence_says_what_can_be_seen(families):
     assert text.startswith("At equal training loss, no difference between ")
     alone = _compared(*families({"gaussian_noise": NOISE}))
     assert sentence(alone, alone.comparisons[1]) == (
-        "For 1 point of test accuracy, gaussian_noise raises the best attack’s error (RMSE) from "
-        "0.020 to 0.040 (0.040 to 0.040) (95\N{NO-BREAK SPACE}% interval, 4 seeds). No two "
-        "defenses can be compared at equal test accuracy."
+        "For 1 point of test accuracy, gaussian_noise leaves the best attack an error (RMSE) of "
+        "0.040 (0.040 to 0.040) (95\N{NO-BREAK SPACE}% interval, 4 seeds); no defense leaves "
+        "0.020. No two defenses can be compared at equal test accuracy."
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from leakbound.assess.record import ObjectiveValues, ReleaseInfo, RoundInfo
-from leakbound.report.over_rounds import HEIGHT, WIDTH, panels, round_rows
+from leakbound.report.over_rounds import HEIGHT, LINES, WIDTH, panels, round_rows
 from leakbound.report.tables import Names
 
 
@@ -75,6 +75,17 @@ def test_panels_place_values_between_the_ends_of_their_axes(rounds):
     (line,) = accuracy.lines
     assert line.points[0].y == HEIGHT
     assert line.points[2].y == 0
+    assert score.more == 0
+
+
+def test_lines_that_are_not_drawn_are_counted(rounds):
+    many = [
+        replace(a, attack=replace(a.attack, name=f"attack_{k}", settings="", hash=f"{k:016x}"))
+        for k in range(LINES + 2)
+        for a in rounds
+    ]
+    panel = panels(many, Names(many), "PSNR, dB")[0]
+    assert (len(panel.lines), panel.more) == (LINES, 2)
 
 
 def test_one_round_draws_nothing_and_records_without_a_training_have_no_row(make, make_assessment):

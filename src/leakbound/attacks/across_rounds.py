@@ -114,7 +114,11 @@ class _Round:
         return replace(self.task, parameters=(self.base - moved * self.own)[0])
 
 
-def over_rounds(objective: Objective, seen: list[Observation], keeps: bool) -> Objective:
+def over_rounds(
+    objective: Objective,
+    seen: list[Observation],
+    keeps: bool,
+) -> Objective:
     """The last round's objective, over the rows (T R, P) of all T rounds, oldest first."""
     nothing = torch.zeros_like(objective.seen)
     hidden = [_or(withheld(each), nothing.bool()) for each in seen]
@@ -155,7 +159,11 @@ class _KeptWeights:
         return torch.cat(parts)
 
 
-def _rounds(seen: list[Observation], hidden: list[Tensor], keeps: bool) -> list[_Round]:
+def _rounds(
+    seen: list[Observation],
+    hidden: list[Tensor],
+    keeps: bool,
+) -> list[_Round]:
     """Where the client starts in each round; `hidden` (R, P) is what each round withheld."""
     found = list[_Round]()
     own = torch.zeros_like(hidden[0])

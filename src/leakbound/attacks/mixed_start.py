@@ -41,8 +41,8 @@ class MixedStart(MatchingSettings):
     for a weight that is withheld now. It assumes nothing about the batches of other rounds. An
     attacker who knows that they are the same attacks the first round, or all (`AcrossRounds`).
     Without a history, or if the client sends no weights, the result equals that of
-    `SparseInversion` with the same search bit for bit; the preset `sparse_gradient_inversion` has
-    other stages, which want more than a hundred steps.
+    `SparseInversion` with the same search bit for bit. The preset `sparse_gradient_inversion`
+    smooths first, which wants more than a hundred steps.
 
     Args:
         mask: which coordinates count as withheld: "recovered" (those exactly zero in the message),
@@ -120,7 +120,10 @@ class Starts:
     """
 
     def __init__(
-        self, settings: MixedStart, objective: Objective, rounds: list[Observation]
+        self,
+        settings: MixedStart,
+        objective: Objective,
+        rounds: list[Observation],
     ) -> None:
         task = objective.task
         observation = objective.observation

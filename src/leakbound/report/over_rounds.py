@@ -72,7 +72,7 @@ class PanelLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure over rounds: lines, and the values at the axes' ends."""
+    """One measure over rounds: lines, and the values at the axes' ends. `more`: lines left out."""
 
     title: str
     lines: tuple[PanelLine, ...]
@@ -80,6 +80,7 @@ class Panel:
     highest: float
     first: int
     last: int
+    more: int
 
 
 def round_rows(assessments: Iterable[Assessment], names: Names) -> list[RoundRow]:
@@ -146,7 +147,7 @@ def panels(
             words = [defense, *[attack] * (len(attacks) > 1), *[model] * (len(models) > 1)]
             label = ", ".join([*words, *[f"batch size {size}"] * (len(sizes) > 1)])
             values[label] = [(row.rounds[0], *one) for row in rows if (one := _value(row, name))]
-        if panel := _panel(title, values):
+        if panel := _panel(title, values, more=max(0, len(kept) - LINES)):
             made.append(panel)
     return made
 
@@ -172,6 +173,7 @@ def _value(row: RoundRow, name: str) -> tuple[float, float, float] | None:
 def _panel(
     title: str,
     values: dict[str, list[tuple[int, float, float, float]]],
+    more: int,
 ) -> Panel | None:
     """The values by line, (round, value, low, high), at their places; None without a line."""
     drawn = {label: points for label, points in values.items() if len(points) > 1}
@@ -204,7 +206,7 @@ def _panel(
         )
         for label, points in drawn.items()
     )
-    return Panel(title, lines, lowest, highest, first, last)
+    return Panel(title, lines, lowest, highest, first, last, more)
 
 
 def _training(assessment: Assessment) -> RoundInfo | None:

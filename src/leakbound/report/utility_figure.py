@@ -326,11 +326,11 @@ def _alone(drawn: EqualCost, measure: str, equal: str) -> str:
             continue
         cost = plural(round(first.cost), "point")
         start = next((one for one in family.levels if one.defense == title(NO_DEFENSE)), None)
-        before = "" if start is None else f"from {short(start.error.mean)} "
+        before = "" if start is None else f"; no defense leaves {short(start.error.mean)}"
         said.append(
-            f"For {cost} of {equal}, {family.defense} raises the best attack’s error ({measure}) "
-            f"{before}to {spread(first.error)} ({percent(LEVEL)} interval, "
-            f"{plural(first.error.n, 'seed')})."
+            f"For {cost} of {equal}, {family.defense} leaves the best attack an error ({measure}) "
+            f"of {spread(first.error)} ({percent(LEVEL)} interval, "
+            f"{plural(first.error.n, 'seed')}){before}."
         )
     said.append(f"No two defenses can be compared at equal {equal}.")
     return " ".join(said)

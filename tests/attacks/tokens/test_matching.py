@@ -246,5 +246,8 @@ def test_an_attacker_may_name_the_candidates():
     assert "unexplained" in wrong.problem
     padded = seen_by(task_of(domain=TokenDomain(V, N, padding=0)), tokens)
     assert few._candidates(padded).tolist() == [0, 1, 3, 4, 5, 9]
+    parts = known_parts(padded.task.domain, "places:0,5")
+    known = replace(padded, known=KnownValues(parts, parts.values(tokens)))
+    assert TokenMatching(among=(7,))._candidates(known).tolist() == [0, 3, 7, 9]
     with pytest.raises(ValueError, match="among holds 60; the domain's tokens are 0 to 59"):
         replace(few, among=(1, V))(seen, stream(0))

@@ -103,7 +103,7 @@ def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
                     for g in ((1 - share) / 2, (1 + share) / 2)
                 ]
                 axes.fill_between(fine, *edges, color=BLUE, alpha=alpha, lw=0)
-            axes.bxp(
+            boxes = axes.bxp(
                 [_drawn(row) for row in own],
                 positions=[row.noise for row in own],
                 widths=[0.3 * row.noise for row in own],
@@ -111,10 +111,13 @@ def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
                 showfliers=False,
                 medianprops={"color": RED},
             )
-            axes.axhline(trap.NORM**2 / dim, color=GRAY, ls=":", label="zero image")
+            for part, lines in boxes.items():
+                for line in lines:
+                    line.set_label(part)
+            zero = axes.axhline(trap.NORM**2 / dim, color=GRAY, ls=":", label="zero image")
             axes.set(xscale="log", yscale="log", title=kind, xlabel="noise multiplier")
         figure.axes[0].set_ylabel("mean squared error")
-        figure.axes[0].legend(frameon=False)
+        figure.axes[0].legend(handles=[zero], frameon=False)
         kept.figure(figure, folder / f"errors_{dim}.png", 130)
 
 

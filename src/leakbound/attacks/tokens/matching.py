@@ -141,17 +141,18 @@ class TokenMatching(Attack):
         )
 
     def _candidates(self, observation: Observation) -> Tensor:
-        """(K,) `among` and padding, or what other attacks find."""
+        """(K,) `among`, what is known and padding, or what other attacks find."""
         if not self.among:
             return candidates_of(observation)
+        known = observation.known
+        some = {*self.among} | (set() if known is None else {*known.values.flatten().tolist()})
         domain = token_domain(observation.task)
         outside = [token for token in self.among if not 0 <= token < domain.vocabulary]
         if outside:
             raise ValueError(
                 f"among holds {outside[0]}; the domain's tokens are 0 to {domain.vocabulary - 1}"
             )
-        padding = {domain.padding} - {None}
-        return torch.tensor(sorted({*self.among} | padding))
+        return torch.tensor(sorted(some if domain.padding is None else some | {domain.padding}))
 
 
 def candidates_of(observation: Observation) -> Tensor:
