@@ -243,7 +243,9 @@ def attacked(
     """The tokens that the attack states, and its seconds from the files on."""
     with tempfile.TemporaryDirectory() as written:
         place = Path(written)
-        client(training, base_of(folder, training, seed), batch, place)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)  # of the adapter's first weights
+            client(training, base_of(folder, training, seed), batch, place)
         base = base_of(folder, training, seed)
         began = time.perf_counter()
         model = captured.read_adapter(place / "server", base)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Capture:
         """Where `about` is from."""
         return self.about.get(trainer.SOURCE, "the file's metadata")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Sixteen hex digits of the tensors and the kind."""
         total = hashlib.sha256(self.kind.encode())
@@ -79,7 +80,7 @@ class Capture:
                 total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
                 if value.numel():  # a tensor without entries may have strides that no view has
                     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                    total.update(flat.numpy().tobytes())
+                    total.update(flat.numpy())
         return total.hexdigest()[:16]
 
     def number(self, name: str, *, or_zero: bool = False) -> float | None:
