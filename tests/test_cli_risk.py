@@ -118,6 +118,7 @@ def test_every_solve(capsys, solve, more, key):
         "gamma": 0.001,
         "psnr": 20,
         "goal": None,
+        "ncc": None,
         "words": str_target(),
     }
     call("calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)

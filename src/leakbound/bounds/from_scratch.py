@@ -27,11 +27,12 @@ from leakbound.bounds.law import (
     non_negative,
     one,
     positive,
+    rate,
     whole,
 )
 from leakbound.bounds.roots import inward, least_root
 
-__all__ = ["averaged", "effective_noise", "exact"]
+__all__ = ["averaged", "effective_noise", "exact", "typical_correlation"]
 
 Participation = Literal["visible", "hidden"]
 SMALLEST = 1e-160
@@ -222,6 +223,30 @@ def averaged(
         chances = exact(noise, dim=n[here], eta=e[here], norm=r[here])
         success[here] = np.minimum(1.0, (mass * chances).sum(0))
     return one(success)
+
+
+def typical_correlation(
+    noise_multiplier: ArrayLike,
+    *,
+    dim: ArrayLike,
+    share: ArrayLike = 1.0,
+) -> Any:
+    """The normalized cross-correlation of X with the trap's answer X + noise |X| xi, typically.
+
+    sqrt(share / (share + N noise^2)), where `share` in (0, 1] is the variance of X's values over
+    their mean square. About half of all answers exceed it, so it is no bound. The law of a
+    correlation c is that of `exact` for N - 1 values at eta = 1 - c^2 and norm sqrt(N - 1).
+
+    Source: paper C, proposition A.2; docs/errata.md, C19.
+
+    Example:
+        >>> round(typical_correlation(0.05, dim=784), 3)
+        0.581
+    """
+    sigma = non_negative("noise_multiplier", noise_multiplier)
+    n = whole("dim", dim)
+    part = rate("share", share)
+    return one(1 / np.sqrt(1 + n * sigma**2 / part))
 
 
 def sightings(

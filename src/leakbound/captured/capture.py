@@ -80,7 +80,7 @@ class Capture:
                 total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
                 if value.numel():  # a tensor without entries may have strides that no view has
                     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                    total.update(flat.numpy())
+                    total.update(flat.numpy().data)
         return total.hexdigest()[:16]
 
     def number(self, name: str, *, or_zero: bool = False) -> float | None:

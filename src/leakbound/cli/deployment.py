@@ -187,6 +187,8 @@ def _goal(
         )
         return deployment, target, knows
     target = Target.parse(command.target, input_range=width, domain=examples.domain)
+    if target.ncc is not None:
+        examples = examples.standardized()
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     if prior is None:
         raise ValueError("prior is sphere, under which nothing is protected; leave it out")
@@ -222,8 +224,7 @@ def _examples(command: options.BoundOptions, deployment: Deployment) -> Examples
 
 def _against(command: options.BoundOptions, examples: Examples) -> RiskCriteria:
     levels = [
-        (words.get("reached") or f"{words['psnr']:g} dB", eta)
-        for words, eta in risk.thresholds_of(command, examples.domain)
+        (risk.reached(words), eta) for words, eta in risk.thresholds_of(command, examples.domain)
     ]
     matches = examples.matches([eta for _, eta in levels])
     return RiskCriteria(

@@ -524,7 +524,7 @@ class BoundOptions(TrainingOptions):
         "Federated training": "deployment flower nvflare audience",
         "Training": "noise_multiplier steps sampling_rate people people_mean participation",
         "Data": _DATA,
-        "Risk": "psnr share eta accept prior labels_known known",
+        "Risk": "psnr ncc share eta accept prior labels_known known",
         "Output": "explain delta out json",
     }
     RARE: ClassVar = (
@@ -544,6 +544,9 @@ class BoundOptions(TrainingOptions):
     """Noise standard deviation / clip norm."""
     psnr: Annotated[tuple[float, ...], Option("DB ...")] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
+    ncc: Annotated[tuple[float, ...], Option("NCC ...")] = ()
+    """Thresholds in place of dB: correlations with the image, whatever its brightness and contrast.
+    """
     share: Annotated[tuple[float, ...], Option("SHARE ...")] = (0.8, 0.85, 0.9, 0.95, 1.0)
     """Thresholds of tables and text, in place of dB: shares of columns or tokens that are right."""
     eta: Annotated[tuple[float, ...], Option("MSE ...")] = ()
@@ -578,9 +581,9 @@ class Calibrate(TrainingOptions):
 
     target: Annotated[str, Option("TARGET")]
     """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."
-    instead; for tables "columns>=0.9 with ...". "gain<=0.1" is what the training adds for anyone,
-    whatever they know; "gain<=0.1 for diagnosis" for one column. "words<=0.1 at fpr<=0.01": how
-    often anyone finds a word who names a false one so often."""
+    or "ncc>=0.9 with ..." instead; for tables "columns>=0.9 with ...". "gain<=0.1" is what the
+    training adds for anyone, whatever they know; "gain<=0.1 for diagnosis" for one column.
+    "words<=0.1 at fpr<=0.01": how often anyone finds a word who names a false one so often."""
     solve: Annotated[
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -50,6 +50,10 @@ from leakbound.risk.target import Target
 
 FILES = ("bound.json", "corridor.png")
 COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
+CORRELATED = (
+    "An NCC of c is a mean squared error of 1 - c^2 between images of mean 0 and variance 1, "
+    "whatever their brightness and contrast."
+)
 
 
 def bound(command: options.BoundOptions) -> int:
@@ -170,7 +174,16 @@ def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
     announce_data("data", command.data)
     names = ("size", "channels", "schema", "person", "exclude", "input_range")
     known["person_sizes"] = person_sizes(command.people, command.people_mean)
-    return Examples.of(command.data, **{name: getattr(command, name) for name in names}, **known)
+    examples = Examples.of(
+        command.data,
+        **{name: getattr(command, name) for name in names},
+        **known,
+    )
+    if not getattr(command, "ncc", ()):
+        return examples
+    if command.known is not None:
+        raise ValueError(f"ncc counts whole images, but known is {command.known!r}; leave one out")
+    return examples.standardized()
 
 
 def bounded(
@@ -229,6 +242,11 @@ def thresholds_of(
     command: options.BoundOptions, domain: Domain | None
 ) -> list[tuple[dict[str, Any], float]]:
     """What reaches every threshold, the easiest first, and its eta."""
+    if command.ncc:
+        if command.eta:
+            raise ValueError("ncc and eta are different thresholds; give one")
+        every = sorted(set(command.ncc))
+        return [({"ncc": ncc}, Target.of_ncc(ncc, 0.5).eta) for ncc in every]
     if domain is not None:
         if command.eta:
             raise ValueError("eta holds mean squared errors, but the data have another distance")
@@ -255,6 +273,13 @@ def thresholds_of(
     return [({"psnr": psnr, "mse": eta}, eta) for psnr, eta in sorted(set(pairs))]
 
 
+def reached(threshold: Mapping[str, Any]) -> str:
+    """What reaches one of `thresholds_of`, as words."""
+    if "ncc" in threshold:
+        return f"NCC {threshold['ncc']:g}"
+    return str(threshold.get("reached") or f"{threshold['psnr']:g} dB")
+
+
 def _show_bound(
     result: dict[str, Any],
     edges: Corridor,
@@ -263,19 +288,19 @@ def _show_bound(
     explain: bool,
 ) -> None:
     console.print(_setting_line(edges, result["epsilon"], result["delta"], examples.source))
-    squared = examples.domain is None
+    squared = examples.domain is None and not examples.correlated
     thresholds = ("PSNR dB", "MSE") if squared else ("reached",)
     shown = table(right=(*thresholds, *COLUMNS))
     for row in result["thresholds"]:
-        reached = [row.get("reached")]
+        cells = [reached(row)]
         if squared:
-            reached = [format_fixed(row["psnr"]), format_number(row["mse"])]
+            cells = [format_fixed(row["psnr"]), format_number(row["mse"])]
         baseline = row["log10_baseline"]
         upper = format_upper(row["bound"])
         if row["bound"] == 0 and baseline is not None:  # it underflowed
             upper = BELOW
         shown.add_row(
-            *reached,
+            *cells,
             "0" if baseline is None else format_upper_log(baseline * math.log(10)),
             format_lower(row["attained"]),
             upper,
@@ -297,6 +322,8 @@ def _show_bound(
         few = min(rare, key=lambda row: row["rare_rows"])
         words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
+    if examples.correlated:
+        console.print(CORRELATED)
     verdicts = [row["verdict"] for row in result["thresholds"]]
     _show_membership(result["epsilon"], result["delta"], *verdicts)
     _show_prior(result["prior"])
@@ -330,6 +357,8 @@ def _show_calibration(calibration: Calibration, *, explain: bool) -> None:
     if calibration.solved == "steps" and calibration.setting.steps == MOST_STEPS:
         console.print(f"more than {MOST_STEPS} steps were not tried")
     _show_left_out(calibration)
+    if calibration.target.ncc is not None:
+        console.print(CORRELATED)
     if calibration.matches is not None and calibration.matches.example > calibration.target.gamma:
         model = " (--prior gallery)" if calibration.target.goal is None else ""
         console.print(
@@ -513,7 +542,13 @@ def _setting_line(
 def _plot(edges: Corridor, command: options.BoundOptions) -> bytes:
     from leakbound.report import figures
 
-    places, eta, name = around(edges.prior, edges.eta, width_of(command.input_range), 61)
+    places, eta, name = around(
+        edges.prior,
+        edges.eta,
+        width_of(command.input_range),
+        61,
+        correlated=bool(command.ncc),
+    )
     edges = edges.at(eta)
     return figures.png(figures.corridor(places, edges.attained, edges.bound, command.accept, name))
 

@@ -196,7 +196,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             )
         if isinstance(target, str):
             target = Target.parse(target, input_range=input_range)
-        if target.goal is not None:
+        if target.goal is not None or target.ncc is not None:
             raise ValueError(
                 f"target is {target}, but a statement here is about mean squared errors; calibrate "
                 "with leakbound.calibrate(data=...), and give its noise to make_private"

@@ -137,6 +137,10 @@ def goal_of_intruder(
     domain = None if parts.rest.distance_is_rmse else parts.rest
     if isinstance(target, str):
         target = Target.parse(target, input_range=input_width, domain=domain)
+    if target.ncc is not None:
+        raise ValueError(
+            f"target is {target}, which counts whole images, but known is {known!r}; leave it out"
+        )
     examples = examples.without_constants(target)
     parts, prior = intruder(examples, known, labels_known=labels_known)
     limit = float(np.exp(prior.log_kappa(target.eta, parts=2)))

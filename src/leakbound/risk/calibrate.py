@@ -171,7 +171,10 @@ class Calibration(SolvedSetting, Presented):
         from leakbound.report import figures
 
         prior = self.corridor.prior
-        places, eta, name = around(prior, self.target.eta, self.input_width, 41)
+        correlated = self.target.ncc is not None
+        places, eta, name = around(
+            prior, self.target.eta, self.input_width, 41, correlated=correlated
+        )
         edges = self.corridor.at(eta)
         return figures.corridor(places, edges.attained, edges.bound, self.target.gamma, name)
 
@@ -228,7 +231,8 @@ def calibrate_setting(
     unsafe side.
 
     Args:
-        target: the accepted risk, as text or as a `Target`.
+        target: the accepted risk, as text or as a `Target`. Of an NCC, `setting` and `prior` are
+            those of standardized examples: N - 1 values of norm sqrt(N - 1).
         setting: the known quantities; its value of the solved quantity is ignored.
         solve: "noise_multiplier", "clip_norm", "steps" (the most, up to 2^30) or "sampling_rate".
         clip_norm: bound on the gradient norm per example, or
@@ -330,7 +334,9 @@ def calibrate(
     """The noise, clip norm, steps or sampling rate at which DP-SGD meets an accepted risk.
 
     Args:
-        target: such as "psnr>=30 with probability<=0.001", for tables "columns>=0.9 with ...". Or
+        target: such as "psnr>=30 with probability<=0.001", or "ncc>=0.9 with ...", which ignores
+            brightness and contrast (`norm` then changes nothing); for tables "columns>=0.9 with
+            ...". Or
             "gain<=0.1": what the training adds to the success of anyone, whatever they know; it
             needs no data. Or "gain<=0.1 for diagnosis", one column of a table whose other columns
             are known; "the label" in place of a column.
@@ -441,7 +447,10 @@ def calibrate(
     if known is None:
         if isinstance(target, str):
             target = Target.parse(target, input_range=width, domain=examples.domain)
-        examples = examples.without_constants(target)
+        if target.ncc is None:
+            examples = examples.without_constants(target)
+        else:
+            examples = examples.standardized()
         basis = examples.prior(prior, labels_known=labels_known)
     else:
         refuse_model(known, prior)

@@ -36,6 +36,8 @@ CUT = 1e-9
 MOST_STEPS = 2**30
 AROUND = 5
 """Decibels, or columns, that plots show beside the thresholds."""
+BESIDE = 0.1
+"""The same of correlations."""
 SHOWN = 7
 """Maximum number of thresholds in a notebook's table; the curve shows all."""
 SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
@@ -428,12 +430,19 @@ def around(
     eta: ArrayLike,
     width: float,
     count: int,
+    *,
+    correlated: bool = False,
 ) -> tuple[list[float], Array, str]:
     """Thresholds for a plot about those of eta: their places, their eta, and the axis's name.
 
     `width` is that of the input range; about `count` places of a distance that is no count.
+    `correlated`: eta is 1 - NCC^2.
     """
     levels = np.atleast_1d(eta)
+    if correlated:
+        least = math.sqrt(1 - levels.max()) - BESIDE
+        places = np.linspace(max(BESIDE, least), 1 - BESIDE**2, count)
+        return places.tolist(), 1 - places**2, "NCC threshold"
     distance = _distance(prior)
     if (columns := distance.columns) is not None:
         right = np.arange(max(1, columns - levels.max() - AROUND), columns + 1)

@@ -27,6 +27,8 @@ SHOWN = 10
 NAMED = 5
 """Maximum number of example names in one line, and of names of rare rows."""
 WIDEST = 1e100  # squares and their sums stay finite
+CONSTANT = 1e-9
+"""An example whose values differ less than this, relative to their size, is constant."""
 SAMPLE = "sample"
 THESE = "these"
 SPHERE = "sphere"
@@ -45,7 +47,8 @@ class Examples:
     `persons` is the largest number of one person's examples; None if nobody said who is who.
     `person_sizes` are the declared largest and mean number of one person's examples: statements are
     then for a random example, not for a random person.
-    `left_out` names those that no amount of noise protects. `domain`: of rows of a table and of
+    `left_out` names those that no amount of noise protects. `correlated`: they are standardized,
+    so that they count by their normalized cross-correlation. `domain`: of rows of a table and of
     series, whose distance is no mean squared error. `form`: the domain of data, whatever its
     distance.
     """
@@ -60,6 +63,7 @@ class Examples:
     persons: int | None = None
     person_sizes: tuple[float, float] | None = None
     left_out: tuple[str, ...] = ()
+    correlated: bool = False
     domain: Domain | None = None
     form: Domain | None = None
 
@@ -163,6 +167,42 @@ class Examples:
             left_out=left,
         )
 
+    def standardized(self) -> Examples:
+        """Each example with mean 0 and variance 1, in coordinates that leave out its mean.
+
+        An attacker reaches a normalized cross-correlation of c exactly if some multiple of the
+        candidate has a mean squared error of at most 1 - c^2 to this. Bounds for these examples
+        hold for any gradients, and a layer norm before a linear trap attains what is attained.
+
+        Raises:
+            ValueError: they have fewer than three values, are constant, or are no images.
+        """
+        if self.domain is not None:
+            raise ValueError(f"ncc is for images, but the data are {self.domain.name}")
+        if self.dim < 3:
+            raise ValueError(f"dim is {self.dim}; a correlation needs 3 values or more")
+        dim = self.dim - 1
+        norm = math.sqrt(dim)
+        images = None
+        if self.images is not None:
+            images = _without_mean(self.images)
+            sizes = np.linalg.norm(images, axis=1)
+            constant = sizes <= CONSTANT * np.linalg.norm(self.images, axis=1)
+            if constant.any():
+                raise ValueError(
+                    f"data holds {int(constant.sum())} constant examples of {len(sizes)}, which "
+                    f"have no NCC: {listed(np.array(self.names)[constant])}; leave them out: "
+                    "--exclude"
+                )
+            images *= (norm / sizes)[:, None]
+        return replace(
+            self,
+            dim=dim,
+            norms=(norm, norm),
+            images=images,
+            correlated=True,
+        )
+
     def known(self, text: str | None) -> str | None:
         """The parts that an intruder knows: what a schema marks, if nothing is said; None: no part.
 
@@ -187,7 +227,9 @@ class Examples:
             return [None for _ in levels]
         if self.domain is not None:
             return [self._row_matches(eta) for eta in levels]
-        return matches_at(self.images, levels)
+        found = matches_at(self.images, levels)
+        # No constant image has an NCC.
+        return [replace(one, constant=0.0) for one in found] if self.correlated else found
 
     def people(self, declared: int | None) -> int:
         """The most examples of one person: as declared, else as counted, else 1.
@@ -297,6 +339,18 @@ class Examples:
     def _measured(self) -> dict[str, Any]:
         """How bounds measure distances, if not by the mean squared error."""
         return {} if self.domain is None else {"distance": distance_of(self.domain)}
+
+
+def _without_mean(rows: NDArray[Any]) -> NDArray[Any]:
+    """(n, N - 1) rows (n, N) in orthonormal coordinates orthogonal to equal values.
+
+    A Householder reflection takes equal values to the first axis, which is left out.
+    """
+    across = np.full(rows.shape[1], rows.shape[1] ** -0.5)
+    across[0] -= 1
+    parts = 2 * (rows @ across) / (across @ across)
+    reflected: NDArray[Any] = rows - parts[:, None] * across
+    return reflected[:, 1:]
 
 
 def person_sizes(people: int | None, mean: float | None) -> tuple[float, float] | None:

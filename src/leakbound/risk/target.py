@@ -1,5 +1,5 @@
-"""An accepted risk as text: "psnr>=20 with probability<=0.001", "columns>=0.9 with ...",
-"gain<=0.1" or "words<=0.1 at fpr<=0.01".
+"""An accepted risk as text: "psnr>=20 with probability<=0.001", "ncc>=0.9 with ...", "columns>=0.9
+with ...", "gain<=0.1" or "words<=0.1 at fpr<=0.01".
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from leakbound.bounds.law import between, non_negative, positive, probability, s
 from leakbound.domains import Domain
 
 FORM = (
-    'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3", or '
-    'for tables "columns>=0.9 with probability<=0.01"; or "gain<=0.1"'
+    'write it as in "psnr>=20 with probability<=0.001", "mse<=0.01 with probability<=1e-3" or '
+    '"ncc>=0.9 with probability<=0.01", or for tables "columns>=0.9 with probability<=0.01"; or '
+    '"gain<=0.1"'
 )
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST = "(?:>=|≥)"
 _MOST = "(?:<=|≤)"
 _PATTERN = re.compile(
-    rf"\s*(p?snr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
+    rf"\s*(p?snr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens|ncc|ssim)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
 _GAIN = re.compile(rf"\s*gain\s*{_MOST}\s*{_NUMBER}(?:\s+for\s+(\S.*?))?\s*", re.I)
 _WORDS = re.compile(
     rf"\s*words\s*{_MOST}\s*{_NUMBER}(?:\s+at\s+fpr\s*{_MOST}\s*{_NUMBER})?\s*", re.I
+)
+NO_SSIM = (
+    "no law limits how many examples one image resembles by SSIM (the mean of two unlike images "
+    'has about 0.67 with both); write "ncc>=0.9 ..." or "psnr>=20 ..."'
 )
 FALSELY = 0.01
 """How often a word may be named falsely if the target does not say it: as `adapter_words` may."""
@@ -49,12 +54,15 @@ class Target:
         gamma: the accepted probability, in (0, 1).
         psnr: the same threshold in dB, if it was given as one.
         goal: what reaches it, if that is not a mean squared error: "18 of 20 columns".
+        ncc: the normalized cross-correlation that reaches it; `eta` is then 1 - ncc^2, of
+            standardized examples (`Examples.standardized`).
     """
 
     eta: float
     gamma: float
     psnr: float | None = None
     goal: str | None = None
+    ncc: float | None = None
 
     def __post_init__(self) -> None:
         single(positive if self.goal is None else non_negative, eta=self.eta)
@@ -72,6 +80,21 @@ class Target:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
         wide = float(between("input_range", input_range, *_RANGES))
         return Target(mse_of_psnr(psnr, wide), gamma, psnr)
+
+    @staticmethod
+    def of_ncc(ncc: float, gamma: float) -> Target:
+        """From a normalized cross-correlation in (0, 1).
+
+        The best multiple of a candidate at an angle theta to a standardized example has a mean
+        squared error of sin^2 theta.
+
+        Example:
+            >>> round(Target.of_ncc(0.8, 0.01).eta, 2)
+            0.36
+        """
+        if not 0 < ncc < 1:
+            raise ValueError(f"ncc is {ncc:g}; give a correlation above 0 and below 1, such as 0.9")
+        return Target((1 - ncc) * (1 + ncc), gamma, ncc=ncc)
 
     @staticmethod
     def of_criterion(criterion: Criterion, gamma: float) -> Target:
@@ -99,7 +122,7 @@ class Target:
 
         Example:
             >>> Target.parse("psnr >= 20 dB with probability <= 0.1 %")
-            Target(eta=0.01, gamma=0.001, psnr=20.0, goal=None)
+            Target(eta=0.01, gamma=0.001, psnr=20.0, goal=None, ncc=None)
         """
         wrong = ValueError(f"target is {text[:200]!r}; {FORM}")
         match = _PATTERN.fullmatch(text)
@@ -108,6 +131,8 @@ class Target:
         # Each number may have a percent sign of its own.
         kind, level, percent, decibels, chance, per_cent = match.groups()
         kind = re.split(r"\W", kind.lower())[0]
+        if kind == "ssim":
+            raise ValueError(f"target is {text[:200]!r}; {NO_SSIM}")
         is_psnr = kind in ("psnr", "snr")
         is_share = kind in ("columns", "tokens")
         if (percent and not is_share) or (decibels and not is_psnr):
@@ -128,7 +153,7 @@ class Target:
         fits = kind == domain.metric if parts and domain is not None else not is_share
         # Decibels of a series are over its own scale: reports name them snr.
         strange = kind == "snr" and (domain is None or domain.distance_is_rmse)
-        if not fits or strange or (kind == "mse" and domain is not None):
+        if not fits or strange or (kind in ("mse", "ncc") and domain is not None):
             what = "count by mean squared error"
             form = "psnr>=20"
             if domain is not None and parts:
@@ -143,6 +168,8 @@ class Target:
             return Target.of_criterion(criterion, gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
+        if kind == "ncc":
+            return Target.of_ncc(threshold, gamma)
         return Target(threshold, gamma)
 
     @property
@@ -151,10 +178,11 @@ class Target:
         for what in ("columns", "tokens"):
             if self.goal is not None and self.goal.endswith(what):
                 return f"ask for more {what}"
-        return "ask for a smaller error"
+        return "ask for a smaller error" if self.ncc is None else "ask for a larger NCC"
 
     def __str__(self) -> str:
         what = f"MSE <= {self.eta:.6g}" if self.psnr is None else f"PSNR >= {self.psnr:g} dB"
+        what = what if self.ncc is None else f"NCC >= {self.ncc:g}"
         what = what if self.goal is None else f"{self.goal} or more"
         return f"{what} with probability <= {self.gamma:g}"
 
