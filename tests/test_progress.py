@@ -58,7 +58,7 @@ def test_the_time_left_follows_from_what_is_done_where_nobody_says_it():
 def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
     monkeypatch.setattr(estimate, "_gradient", lambda bench, model, size, seed: 0.1 * size)
     plan = parse(PLAN)
-    seconds, basis = estimate.estimate(plan.experiments(), PlanContext(plan.data), 0)
+    seconds, basis = estimate.predicted_seconds(plan.experiments(), PlanContext(plan.data), 0)
     by_cell = {(c.attack.name, c.batch_size): seconds[c.id] for c in plan.experiments()}
     assert by_cell == {
         ("linear_inversion", 1): estimate.OVERHEAD,
@@ -68,6 +68,24 @@ def test_an_estimate_counts_steps_and_measures_a_gradient(monkeypatch):
     }
     assert "100 steps of searches were counted, each as 3 gradients" in basis
     assert "one gradient of mlp at batch size 2 took 0.2 s here" in basis
+
+
+def test_an_estimate_counts_the_training_of_each_weights_once(monkeypatch):
+    """It builds no trained model for it, as that would take as long as the training."""
+    asked = set()
+
+    def gradient(bench, model, size, seed):
+        asked.add(model.train_steps)
+        return 0.1 * size
+
+    monkeypatch.setattr(estimate, "_gradient", gradient)
+    model = {"name": "mlp", "train_steps": 7}
+    plan = parse(PLAN | {"models": [model], "batch_sizes": [1], "seeds": [0, 1]})
+    seconds, _ = estimate.predicted_seconds(plan.experiments(), PlanContext(plan.data), 0)
+    training = 7 * 0.1 * 64
+    search = 50 * 3 * 0.1
+    assert sum(seconds.values()) == pytest.approx(2 * (training + search) + 4 * estimate.OVERHEAD)
+    assert asked == {0}
 
 
 def test_finished_units_correct_the_estimate(monkeypatch):

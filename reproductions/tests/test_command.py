@@ -8,6 +8,7 @@ import os
 import sys
 import types
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.figure as mpl_figure
@@ -17,6 +18,7 @@ from filelock import FileLock
 from leakbound import cli
 from leakbound_reproductions import kept
 from leakbound_reproductions.claim import Claim, finding, student
+from leakbound_reproductions.jobs import Jobs
 from leakbound_reproductions.kept import Parts
 from leakbound_reproductions.options import Reproduce
 from leakbound_reproductions.outcome import SCALES, Figure, Outcome
@@ -124,6 +126,30 @@ def test_a_stopped_run_goes_on_where_it_was(monkeypatch, tmp_path, capsys):
     assert ran(NAME, "--out", out) == 0
     assert again.made == []
     assert (out / "results.json").read_bytes() == before
+
+
+def test_a_choice_of_parts_is_for_the_papers_own_scale(fake, tmp_path, monkeypatch, capsys):
+    """It reaches the reproduction, belongs to its folder, and is refused where it means nothing."""
+    assert ran(NAME, "--scale", "paper", "--steps", "5", "--out", tmp_path / "a") != 0
+    assert "steps is for systematic_evaluation with --scale paper" in capsys.readouterr().err
+    about = replace(REPRODUCTIONS[NAME], by_parts=True)
+    monkeypatch.setitem(REPRODUCTIONS, NAME, about)
+    asked = []
+
+    def chosen(scale, folder, *, jobs, **rest):
+        asked.append(jobs)
+        return fake(scale, folder, **rest)
+
+    put(monkeypatch, NAME, chosen)
+    out = ["--scale", "paper", "--out", tmp_path / "b"]
+    choice = ["--parts", "one,two", "--hours", "2", "--device", "cpu", "--steps", "5"]
+    assert ran(NAME, *out, *choice) == 0
+    assert asked == [Jobs(("one", "two"), steps=5, hours=2.0, device="cpu")]
+    assert ran(NAME, *out, "--steps", "5", "--parts", "three") == 0
+    for wrong in ([*out, "--steps", "6"], [*out, "--steps", "0"], [*out, "--hours", "-1"]):
+        assert ran(NAME, *wrong) != 0
+    assert ran(NAME, "--steps", "5", "--out", tmp_path / "c") != 0
+    assert len(asked) == 2
 
 
 def test_a_folder_of_another_run_is_refused(fake, tmp_path, capsys):

@@ -22,12 +22,14 @@ from leakbound.assess.record import (
     Training,
     encode,
 )
+from leakbound.audit import context
 from leakbound.audit.plan import (
     TrainingUnit,
     attack_info,
 )
 from leakbound.core import Server
 from leakbound_reproductions.claim import Claim, Verdict
+from leakbound_reproductions.jobs import Jobs
 from leakbound_reproductions.outcome import SCALES
 from leakbound_reproductions.reproductions import REPRODUCTIONS
 from leakbound_reproductions.systematic_evaluation import (
@@ -36,6 +38,7 @@ from leakbound_reproductions.systematic_evaluation import (
     evaluation_claims,
     evaluation_page,
     measured,
+    own_scale,
     parts,
     reproduce,
     theory,
@@ -345,6 +348,7 @@ def test_only_the_middle_scale_has_longer_searches():
 def test_plans_keep_servers_apart(scale):
     for part in parts.parts(scale, "photos"):
         named = ("malicious", "others-malicious", "tensors", parts.PRUNED_FEATURES)
+        named += ("fits", "trained", "large-batches")
         evil = part.name in (*named, parts.PUBLISHED)
         assert (part.plan.threat.server is Server.MALICIOUS) == evil
         assert len(part.attacks) == len(part.plan.attacks)
@@ -370,7 +374,8 @@ def test_ablations_change_one_thing():
 def test_what_claims_rest_on_has_every_round(scale):
     """And what they do not has few; together they are the plan's, and Soteria."""
     plan = parts.base(scale)
-    made = {p.name: p.plan for p in parts.parts(scale, "photos") if p.data == parts.DIGITS}
+    data = parts.COLOR if scale == parts.PAPER else parts.DIGITS
+    made = {p.name: p.plan for p in parts.parts(scale, "photos") if p.data == data}
     for name in parts.BEHIND_CLAIMS:
         assert made[name].seeds == plan.seeds
     ours = made["honest"].defenses
@@ -626,3 +631,106 @@ def _numbers(page):
     rows = [line for line in page.splitlines() if line.startswith("| prune 0.9 |")]
     return [cell.split()[0].strip("*") for row in rows for cell in row.strip("| ").split("|")[1:]
             if cell.strip() not in ("", "–")]  # fmt: skip
+
+
+def _own_scale(**choice):
+    return {p.name: p.plan for p in parts.parts(parts.PAPER, "photos", **choice)}
+
+
+def test_the_papers_own_scale_has_the_papers_settings():
+    """Section 5.1 and appendices F and I, not the plan's file."""
+    made = _own_scale()
+    assert [*made] == [*parts.PLACES]
+    assert {size for plan in made.values() for size in plan.batch_sizes} == {1, 2, 4, 8, 16, 32}
+    assert made["honest"].batch_sizes == made["malicious"].batch_sizes == (2, 4, 8)
+    assert {16, 32} <= {*made["large-batches"].batch_sizes}
+    levels = {"clip": (2, 4, 8), "gradient_dropout": (0.3, 0.5, 0.7, 0.9)}
+    levels |= {"gaussian_noise": (0.001, 0.01, 0.05, 0.1), "local_aggregation": (3, 5)}
+    levels |= {"magnitude_pruning": (0.3, 0.5, 0.7, 0.9, 0.99)}
+    found = {}
+    for links in made["honest"].defenses[1:]:
+        own = links[0].parameters
+        value = next(own[key] for key in measured.LEVELS if key in own)
+        found[links[0].name] = (*found.get(links[0].name, ()), value)
+    assert found == levels
+    for name, plan in made.items():
+        (settings,) = {tuple(sorted(dict(model.settings).items())) for model in plan.models}
+        assert dict(settings) | {"activation": ""} == {
+            "activation": "", "backbone": "resnet18", "features": 512, "width": 16_384,
+        }, name  # fmt: skip
+        for attack in plan.attacks:
+            taken = [v for key, v in attack.parameters.items() if key.endswith("steps")]
+            assert sum(taken) in (0, 1, 10_000), (name, attack)
+    assert "gias" in {attack.name for attack in made["large-batches"].attacks}
+    epoch = -(-512 // parts.EPOCH_BATCH)  # 512 public tiles
+    assert [m.train_steps for m in made["trained"].models] == [0, epoch, 2 * epoch, 3 * epoch]
+    assert parts.EPOCH_BATCH == context.TRAINED_ON
+
+
+def test_a_choice_shortens_searches_and_rounds():
+    made = _own_scale(steps=100, seeds=2, lpips_weights="alex.pth")
+    assert {plan.lpips_weights for plan in made.values()} == {"alex.pth"}
+    assert {plan.seeds for plan in made.values()} == {(0, 1)}
+    attacks = {attack.name: attack.parameters for attack in made["large-batches"].attacks}
+    assert (attacks["gias"]["latent_steps"], attacks["gias"]["weight_steps"]) == (30, 70)
+    assert attacks["published_inverting_gradients"]["steps"] == 100
+
+
+def _small(monkeypatch):
+    """The paper's scale with a small model, searches and few defenses."""
+    plan = parts.base("minutes")
+    few = tuple(_short(spec) for spec in plan.attacks)
+    model = dataclasses.replace(
+        plan.models[0], settings=(("activation", "gelu"), ("features", 8), ("width", 64))
+    )
+    data = dataclasses.replace(plan.data, source="photos", size=32)
+    plan = dataclasses.replace(plan, data=data, models=(model,), attacks=few, seeds=(0, 1))
+    monkeypatch.setattr(parts, "base", lambda scale: plan)
+    monkeypatch.setattr(reproduce, "base", lambda scale: plan)
+    monkeypatch.setattr(parts, "FEATURE_BATCHES", (1,))
+    monkeypatch.setattr(parts, "PARTLY", parts.TENSORS["tensor"])
+
+
+@pytest.mark.filterwarnings("ignore:1 of 2560 examples are copies")
+def test_the_papers_own_scale_runs_in_parts(tmp_path, monkeypatch, capsys):
+    """It says the cost, runs what is chosen, goes on after a stop, and marks the rest."""
+    _small(monkeypatch)
+    given = {"workers": 1, "color": "photos"}
+    ran = []
+
+    def run(**choice):
+        ran.clear()
+        jobs = Jobs(seeds=2, device="cpu", **choice)
+        tell = lambda part, done, total: ran.append((part, done))  # noqa: E731
+        return reproduce.reproduce("paper", tmp_path, tell=tell, jobs=jobs, **given)
+
+    def states():
+        text = (tmp_path / own_scale.PAGE).read_text(encoding="utf-8")
+        rows = [line.split(" | ") for line in text.splitlines() if " of " in line and "|" in line]
+        return {row[0].strip("| "): (row[2], row[3]) for row in rows[1:]}, text
+
+    with pytest.raises(ValueError, match="parts is 'table-2'"):
+        run(parts=("table-2",))
+    only = run(hours=0.0)
+    assert not ran
+    assert not only.claims
+    assert {state for _, state in states()[0].values()} == {"*not run*"}
+    assert "hours left" in capsys.readouterr().out
+    wanted = (parts.PRUNED_FEATURES, "trained")
+    stopped = iter([False, False, True])
+    clock = evaluation.time.monotonic
+    monkeypatch.setattr(
+        evaluation.time, "monotonic", lambda: math.inf if next(stopped, True) else clock()
+    )
+    run(parts=wanted, hours=1.0)
+    monkeypatch.setattr(evaluation.time, "monotonic", clock)
+    done, state = states()[0][parts.PRUNED_FEATURES]
+    assert state in ("run in part", "*not run*")
+    found = run(parts=wanted)
+    assert ran[0][1] == int(done.split()[0]), "what was done is not run again"
+    assert [claim.number for claim in found.claims] == ["2-5"]
+    by_name, text = states()
+    assert {name for name, (_, state) in by_name.items() if state == "run"} == {*wanted}
+    assert by_name["honest"][1] == "*not run*"
+    (row,) = (line for line in text.splitlines() if line.startswith("| 8 | 2 | none | deep prior"))
+    assert row.split(" | ")[4] == "2"

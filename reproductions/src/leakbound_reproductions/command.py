@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from leakbound.audit.folder import TIMES
 from leakbound.cli import kit
 from leakbound.cli.kit import console, errors, safe, workers_of
 from leakbound_reproductions import kept, pages, results
+from leakbound_reproductions.jobs import Jobs
 from leakbound_reproductions.reproductions import Reproduction, named
 from leakbound_reproductions.results import Results
 
@@ -58,17 +60,40 @@ def reproduce(command: options.Reproduce) -> int:
             missing += 1
             continue
         _announce(about, command.scale, folder)
-        with _claimed(about, command, folder):
+        jobs = _jobs(about, command)
+        with _claimed(about, command, folder, **jobs):
             began = time.monotonic()
             bar = _Bar()
             with bar.progress:
-                outcome = run(command.scale, folder, workers=workers, color=command.color, tell=bar)
+                given = {"workers": workers, "color": command.color, "tell": bar}
+                outcome = run(command.scale, folder, **given, **jobs)  # type: ignore[arg-type]
             found = Results(about, command.scale, outcome, _data(folder), **_here())
             _write(found, folder, time.monotonic() - began)
         _show(found, folder)
         if command.figure is not None:
             _tell_figure(found, folder, command.figure)
     return 1 if missing else 0
+
+
+def _jobs(about: Reproduction, command: options.Reproduce) -> dict[str, Jobs]:
+    """The user's choice of a paper's own scale; refused where it would change nothing."""
+    weights = command.lpips_weights
+    jobs = Jobs(
+        tuple(filter(None, command.parts.split(","))),
+        command.steps,
+        command.seeds,
+        command.hours,
+        command.device,
+        None if weights is None else str(weights),
+    )
+    if about.by_parts and command.scale == "paper":
+        return {"jobs": jobs}
+    for field in fields(jobs):
+        if getattr(jobs, field.name) != field.default:
+            raise ValueError(
+                f"{field.name} is for systematic_evaluation with --scale paper; leave it out"
+            )
+    return {}
 
 
 def _check_figure(chosen: Sequence[Reproduction], number: str) -> None:
@@ -103,9 +128,13 @@ def _announce(about: Reproduction, scale: str, folder: Path) -> None:
 
 
 @contextmanager
-def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> Iterator[None]:
+def _claimed(
+    about: Reproduction, command: options.Reproduce, folder: Path, jobs: Jobs | None = None
+) -> Iterator[None]:
     """Lock the folder for this run; it must belong to this reproduction, version and machine."""
-    plan = {"name": about.name, "scale": command.scale, "color": command.color}
+    plan: dict[str, Any] = {"name": about.name, "scale": command.scale, "color": command.color}
+    if jobs is not None:  # what to run, for how long and where may change from run to run
+        plan |= {"steps": jobs.steps, "seeds": jobs.seeds, "lpips_weights": jobs.lpips_weights}
     with ExitStack() as held:
         with kit.writing(folder):
             held.enter_context(kit.claimed(folder))

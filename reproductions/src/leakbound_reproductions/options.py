@@ -43,6 +43,18 @@ class Reproduce:
     """Processes; 0 takes one a core. The numbers are the same for any number."""
     color: Annotated[str, Option("DATA")] = "photos"
     """Data source of color images, where a paper takes CIFAR-10 or the like."""
+    parts: Annotated[str, Option("A,B")] = ""
+    """Paper B at its own scale: run only these parts; the run first lists all, with their cost."""
+    steps: Annotated[int | None, Option("N")] = None
+    """Paper B at its own scale: steps of every search, instead of 10,000."""
+    seeds: Annotated[int | None, Option("N")] = None
+    """Paper B at its own scale: rounds, instead of 10."""
+    hours: Annotated[float | None, Option("H")] = None
+    """Paper B at its own scale: stop after H hours; 0 only lists the parts with their cost."""
+    device: Annotated[str | None, Option("DEVICE")] = None
+    """Paper B at its own scale: "cpu", or "cuda" for a GPU; by default a GPU if there is one."""
+    lpips_weights: Annotated[Path | None, Option("FILE")] = None
+    """Paper B at its own scale: weights of LPIPS, which is then measured as well."""
 
 
 REPRODUCE = (Reproduce, "leakbound_reproductions.command:reproduce")

@@ -58,6 +58,8 @@ def tally(results: Results) -> str:
     Undecided claims and those that cannot be tested are named too.
     """
     counts = results.counts()
+    if not counts:
+        return "No claim is judged: what claims rest on has not run."
     decided = counts.get("holds", 0) + counts.get("does not hold", 0)
     each = ", ".join(f"{word}: {n}" for word, n in counts.items())
     more = [f"{claim.number} {claim.verdict}" for claim in results.split()[1]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from leakbound_reproductions.jobs import Jobs
 from leakbound_reproductions.outcome import SCALES, Outcome, Tell, at_scale
 
 
@@ -15,9 +16,12 @@ class Reproduce(Protocol):
     """Repeat a paper's claims at a scale, continuing from what the folder already holds."""
 
     def __call__(
-        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
+        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell, **jobs: Jobs
     ) -> Outcome:
-        """The claims with their findings; `color` names a data source of color images."""
+        """The claims with their findings; `color` names a data source of color images.
+
+        A paper whose own scale is chosen by parts also takes `jobs`.
+        """
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,9 @@ class _Judged:
     measure: Reproduce
 
     def __call__(
-        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
+        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell, **jobs: Jobs
     ) -> Outcome:
-        found = self.measure(scale, folder, workers=workers, color=color, tell=tell)
+        found = self.measure(scale, folder, workers=workers, color=color, tell=tell, **jobs)
         return at_scale(scale, found)
 
 
@@ -56,6 +60,7 @@ class Reproduction:
         letter: the project's pages call the paper by it.
         scales: scale -> what it runs and about how long that takes.
         figures: numbers of the paper's figures that it draws.
+        by_parts: whether the paper's own scale is chosen by parts, as `Jobs`.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Reproduction:
     paper: Paper
     scales: Mapping[str, str]
     figures: tuple[str, ...] = ()
+    by_parts: bool = False
 
     def load(self) -> Reproduce:
         """The function that runs it.
@@ -118,9 +124,11 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "several minutes on two cores",
                 "cpu": "the two-layer network in full, and smaller models and images than the "
                 "paper's with its rates: hours on two cores",
-                "paper": "the paper's models, images and attacks; days, and a GPU",
+                "paper": "the paper's model, batches and attacks, in parts; it says their cost "
+                "first",
             },
             ("3",),
+            by_parts=True,
         ),
         Reproduction(
             "mean_to_extreme",

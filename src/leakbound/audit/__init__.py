@@ -5,6 +5,7 @@ from leakbound.assess.reidentification import embedded, reidentify
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.diagnosis import diagnose, diagnose_undecided
 from leakbound.audit.engine import run
+from leakbound.audit.estimate import predicted_seconds
 from leakbound.audit.experiment import Result, run_experiment, run_training
 from leakbound.audit.folder import TIMES, AuditResult, Progress, audit, run_audit
 from leakbound.audit.plan import (
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "one_thread",
     "parse",
+    "predicted_seconds",
     "reidentify",
     "reidentify_run",
     "run",

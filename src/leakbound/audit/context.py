@@ -37,6 +37,8 @@ SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 SMALLEST = 50
 """Minimum number of a split's images that are compared with others."""
 FEW = 10
+TRAINED_ON = 64
+"""Public examples of each step of a model's `train_steps`."""
 SCORED = 128
 """Public examples from which a pruning scheme chooses its first mask, as many as SNIP's authors."""
 MOST_WEIGHTS = 1 << 28
@@ -319,13 +321,13 @@ class PlanContext:
         steps: int,
         seed: int,
     ) -> Task:
-        """Adam (rate 1e-3, batches of 64) on public images, never on private or test images."""
+        """Adam (rate 1e-3) on batches of public images, never on private or test images."""
         pool = self.splits["public"]
         source = stream(seed, "pretrain")  # its own stream: batches do not shift with train_steps
         weights = nn.Parameter(task.parameters.clone())
         optimizer = optimizers.Adam([weights], lr=1e-3)
         for _ in range(steps):
-            batch = self.batch(pool[permutation(len(pool), source)[:64]])
+            batch = self.batch(pool[permutation(len(pool), source)[:TRAINED_ON]])
             gradient = client.gradient(task, batch.inputs, batch.labels, weights.detach())
             weights.grad = gradient.detach()
             optimizer.step()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from leakbound import client
 from leakbound.attacks.pace import planned
 from leakbound.audit.attacked_round import OTHERS
-from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.context import TRAINED_ON, PlanContext, one_thread
 from leakbound.audit.plan import Experiment, ModelSpec, Unit, build_attack, build_defense
 from leakbound.registry import Spec
 
@@ -21,27 +22,32 @@ PRIOR = 0.05
 """The share of all work that the estimate counts as when finished units correct it."""
 
 
-def estimate(
+def predicted_seconds(
     units: Sequence[Unit],
     context: PlanContext,
     seed: int,
 ) -> tuple[dict[str, float], str]:
     """Seconds on one core by unit, and a sentence that says what they rest on.
 
-    It counts the steps of units and measures one gradient of each model and batch size. It does not
-    count bounds or searches that stop early. `seed` names weights that the context has.
+    It counts the steps of units and measures one gradient of each model and batch size, on the
+    context's device. It does not count bounds, closed forms or searches that stop early. The first
+    unit of a model that is trained first has that training's time. `seed` names the weights.
     """
     slowest = (0.0, "")
     steps = 0
     seconds = dict[str, float]()
+    trained = set[tuple[ModelSpec, int]]()
 
     @cache
-    def gradient(model: ModelSpec, size: int) -> float:
+    def measured(model: ModelSpec, size: int) -> float:
         nonlocal slowest
         taken = _gradient(context, model, size, seed)
         words = f"one gradient of {model.name} at batch size {size} took {taken:.2g} s here"
         slowest = max(slowest, (taken, words))
         return taken
+
+    def gradient(model: ModelSpec, size: int) -> float:
+        return measured(replace(model, train_steps=0), size)
 
     @cache
     def evaluations(attack: Spec) -> int:
@@ -62,6 +68,9 @@ def estimate(
         else:
             spec = unit.utility
             work = spec.rounds * spec.clients * gradient(unit.model, spec.batch_size)
+        if unit.model.train_steps and (unit.model, unit.seed) not in trained:
+            trained.add((unit.model, unit.seed))
+            work += unit.model.train_steps * gradient(unit.model, TRAINED_ON)
         seconds[unit.id] = OVERHEAD + work
     basis = f"{steps:,} steps of searches were counted, each as {EVALUATION:g} gradients"
     return seconds, "; ".join(filter(None, [basis, slowest[1]]))
@@ -81,7 +90,8 @@ def _gradient(
             # The first call also pays for what happens once; only the second is timed.
             client.gradient(task, batch.inputs, batch.labels)
             began = time.perf_counter()
-            client.gradient(task, batch.inputs, batch.labels)
+            # A number, as a GPU's tensor may not be ready yet.
+            float(client.gradient(task, batch.inputs, batch.labels)[0])
             return time.perf_counter() - began
     except Exception:  # as above
         return 0.0

@@ -21,7 +21,7 @@ from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
-from leakbound.audit.estimate import Clock, estimate
+from leakbound.audit.estimate import Clock, predicted_seconds
 from leakbound.audit.experiment import DIED, NO_MEMORY, Result, refused
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit, units_left
@@ -189,7 +189,7 @@ def audit(
         clock = None
         if workers:  # else the machines of a cluster, which are not known
             left = units_left(plan, skipped)
-            work = estimate(left, context, plan.seeds[0])
+            work = predicted_seconds(left, context, plan.seeds[0])
             clock = Clock(*work, max(1, min(workers, len(left))))
 
         def tell(result: Result | None = None) -> None:

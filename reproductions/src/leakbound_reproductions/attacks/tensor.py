@@ -144,6 +144,16 @@ def fitted() -> TensorMethod:
     return TensorMethod(fit=40)
 
 
+def partly_random() -> TensorMethod:
+    """Paper B's method on paper B's head: 14,336 of 16,384 hidden units are random, without a fit.
+
+    Example:
+        >>> partly_random().random, partly_random().fit
+        (14336, 0)
+    """
+    return TensorMethod(random=16_384 - 2_048)
+
+
 def _responses(
     observation: Observation,
     task: Task,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from leakbound import audit
@@ -32,11 +35,35 @@ def evaluate(
     return found
 
 
-def run(wanted: Sequence[Part], folder: Path, workers: int, device: str, tell: Tell) -> None:
-    """All audits, one after the other."""
+class OutOfTime(Exception):
+    """The time limit of a run is over; what is done is stored."""
+
+
+def run(
+    wanted: Sequence[Part],
+    folder: Path,
+    workers: int,
+    device: str,
+    tell: Tell,
+    end: float = math.inf,
+) -> None:
+    """All audits, one after the other.
+
+    Raises:
+        OutOfTime: `end`, of `time.monotonic`, is over. As after Ctrl-C, what runs at this time is
+            lost.
+    """
+
+    def watch(part: str, total: int, now: audit.Progress) -> None:
+        tell(part, now.done, total)
+        if time.monotonic() >= end:
+            raise OutOfTime
+
     for part in wanted:
         name = f"{part.data}: {part.name}"
         total = len(part.plan.experiments()) + len(part.plan.trainings())
+        if time.monotonic() >= end:
+            raise OutOfTime
         tell(name, 0, total)
         audit.audit(
             part.plan,
@@ -44,5 +71,5 @@ def run(wanted: Sequence[Part], folder: Path, workers: int, device: str, tell: T
             workers=workers,
             device=device,
             pictures=False,
-            watch=lambda now, name=name, total=total: tell(name, now.done, total),  # type: ignore[misc]
+            watch=partial(watch, name, total),
         )

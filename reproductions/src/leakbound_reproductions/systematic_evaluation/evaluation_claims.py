@@ -8,7 +8,7 @@ as the paper does, without knowing the truth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -27,11 +27,13 @@ from leakbound_reproductions.systematic_evaluation.measured import (
 )
 from leakbound_reproductions.systematic_evaluation.parts import (
     AS_PUBLISHED,
+    BEHIND_CLAIMS,
     HONEST,
     LONG,
     MALICIOUS,
     PRUNED_BATCHES,
     PRUNED_LABEL,
+    PUBLISHED,
 )
 
 PRUNE = "prune"
@@ -80,14 +82,19 @@ SHARE = 0.001
 Errors = Mapping[str, Mapping[int, float]]
 
 
-def claims(found: Measured, n: str) -> list[Claim]:
-    """The three on searches for images; `n` says the scale.
+def claims(found: Measured, n: str, run: Collection[str] = BEHIND_CLAIMS) -> list[Claim]:
+    """The three on searches for images that the parts that have `run` suffice for.
 
-    If some searches were longer, remarks give the verdict of the shorter ones.
+    `n` says the scale. If some searches were longer, remarks give the verdict of the shorter ones.
     """
     short = shorter(found)
-    each = (features_help, pruning_is_best, imprint_is_strongest)
-    return [_late(judge(found, n), judge(short, n)) for judge in each]
+    compared = {"honest", "malicious", PUBLISHED}
+    needs = {
+        features_help: {"ablation"},
+        pruning_is_best: compared,
+        imprint_is_strongest: compared,
+    }
+    return [_late(judge(found, n), judge(short, n)) for judge in needs if needs[judge] <= {*run}]
 
 
 def _late(claim: Claim, short: Claim) -> Claim:

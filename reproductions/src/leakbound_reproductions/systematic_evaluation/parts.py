@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -118,6 +119,33 @@ class Part:
     attacks: dict[str, str]
 
 
+PAPER = SCALES[2]
+EPOCHS = (0, 1, 2, 3)
+"""How long the paper's attacked models are trained (appendix I)."""
+EPOCH_BATCH = 64
+"""The examples of one of the `train_steps`, as many as in the paper's training."""
+GIAS = "GIAS"
+PARTLY = "leakbound_reproductions.attacks.tensor:partly_random"
+"""The paper's head: 2,048 hidden units stay as they are, and the others are random."""
+PLACES = {
+    "tensors": "table 2",
+    PRUNED_FEATURES: "claim 2-5",
+    PUBLISHED: "table 4: Robbing the Fed",
+    "trained": "appendix I: 0 to 3 epochs",
+    "large-batches": "tables 3 and 6",
+    "ablation": "tables 6 and 8, B = 4; claim 2-7",
+    "malicious": "tables 4 and 7: the paper's attack",
+    "honest": "tables 4 and 5, figure 3: the other attacks",
+    "features": "beyond the paper: table 2 by an honest server",
+    "fits": "beyond the paper: table 2 with a fit",
+    "variants": "beyond the paper: more variants",
+    "others": "beyond the paper: more defenses",
+    "others-malicious": "beyond the paper: more defenses",
+    "floors": "beyond the paper: lower bounds",
+}
+"""What of the paper each part of its own scale measures, in the order in which they run."""
+
+
 def base(scale: str) -> Plan:
     """The plan of a scale's file: the honest server on digits.
 
@@ -130,13 +158,39 @@ def base(scale: str) -> Plan:
     return audit.parse(tomllib.loads(text))
 
 
-def parts(scale: str, color: str) -> list[Part]:
+def parts(
+    scale: str,
+    color: str,
+    *,
+    steps: int | None = None,
+    seeds: int | None = None,
+    lpips_weights: str | None = None,
+) -> list[Part]:
     """Every audit of the study, digits first; `color` is the source of 32 x 32 color images.
 
     At `minutes`, only those that claims rest on. At `cpu`, further defenses and variants, on digits
     only. Longer searches exist only at `cpu`: those of `minutes` are not judged, and those of
-    `paper` have the paper's steps.
+    `paper` have the paper's steps. At `paper`, color images only, as in the paper; the other
+    arguments are for this scale.
+
+    Args:
+        scale: one of `SCALES`.
+        color: the data source.
+        steps: of every search; None: as in the plan.
+        seeds: rounds, at most the plan's; None: all.
+        lpips_weights: a file of LPIPS weights.
     """
+    if scale == PAPER:
+        whole = base(scale)
+        plan = replace(
+            whole,
+            data=replace(whole.data, source=color),
+            seeds=whole.seeds[:seeds],
+            attacks=tuple(shortened(attack, steps) for attack in whole.attacks),
+            lpips_weights=lpips_weights,
+        )
+        every = _of(plan) | _paper_only(plan, steps)
+        return [_part(COLOR, name, *every[name]) for name in PLACES]
     found = []
     for data in (DIGITS, COLOR):
         plan = base(scale)
@@ -148,9 +202,13 @@ def parts(scale: str, color: str) -> list[Part]:
                 continue
             if (scale, data) == (LENGTHENED, COLOR) and name in FURTHER:
                 continue
-            hashes = (attack_info(spec).hash for spec in own.attacks)
-            found.append(Part(data, name, own, dict(zip(hashes, labels, strict=True))))
+            found.append(_part(data, name, own, labels))
     return found
+
+
+def _part(data: str, name: str, plan: Plan, labels: tuple[str, ...]) -> Part:
+    hashes = (attack_info(spec).hash for spec in plan.attacks)
+    return Part(data, name, plan, dict(zip(hashes, labels, strict=True)))
 
 
 def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
@@ -202,6 +260,44 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         "features": (reading, ("cocktail_party",)),
         "tensors": (tensors, tuple(TENSORS)),
     }
+
+
+def _paper_only(plan: Plan, steps: int | None) -> dict[str, tuple[Plan, tuple[str, ...]]]:
+    """What only the paper's own scale has; some parts replace those of the other scales."""
+    (model,) = plan.models
+    still = replace(plan, utility=UtilitySpec(rounds=0))
+    threat = replace(plan.threat, server=Server.MALICIOUS)
+    evil = replace(still, threat=threat, defenses=((),))
+    ours, plain, *_ = (
+        _changed(plan.attacks[0], {"features": PARTLY} | change) for change in ABLATION.values()
+    )
+    neither = _changed(plain, ABLATION["without features and reweighting"])
+    gias = shortened(Spec("gias", (("latent_steps", 3000), ("weight_steps", 7000))), steps)
+    large = (plan.attacks[2], gias, ours, plain, neither)
+    words = (HONEST[2], GIAS, MALICIOUS[0], "without features", "without features and reweighting")
+    public = len(audit.PlanContext(plan.data).splits["public"])
+    epoch = math.ceil(public / EPOCH_BATCH)
+    models = tuple(replace(model, train_steps=epochs * epoch) for epochs in EPOCHS)
+    few = replace(evil, defenses=FEATURE_DEFENSES, batch_sizes=FEATURE_BATCHES)
+    few = replace(few, seeds=plan.seeds[:FEW])
+    smooth = replace(model, settings=tuple((dict(model.settings) | {"activation": "gelu"}).items()))
+    floors, labels = _of(replace(plan, models=(smooth,)))["floors"]
+    return {
+        "tensors": (replace(few, attacks=(_reading(PARTLY),)), ("tensor",)),
+        "fits": (replace(few, attacks=(_reading(TENSORS["tensor_fit"]),)), ("tensor_fit",)),
+        "trained": (replace(evil, models=models, batch_sizes=(2,), attacks=(ours,)), MALICIOUS[:1]),
+        "large-batches": (replace(evil, batch_sizes=(8, 16, 32), attacks=large), words),
+        "floors": (floors, labels),
+    }
+
+
+def shortened(attack: Spec, steps: int | None) -> Spec:
+    """The attack with `steps` in all, split among its stages as before."""
+    whole = {key: value for key, value in attack.parameters.items() if key.endswith("steps")}
+    if steps is None or not whole:
+        return attack
+    total = sum(whole.values())
+    return _changed(attack, {key: max(1, steps * own // total) for key, own in whole.items()})
 
 
 def _longer(plan: Plan, defenses: tuple[tuple[Spec, ...], ...]) -> dict[str, Any]:
