@@ -734,3 +734,22 @@ def test_the_papers_own_scale_runs_in_parts(tmp_path, monkeypatch, capsys):
     assert by_name["honest"][1] == "*not run*"
     (row,) = (line for line in text.splitlines() if line.startswith("| 8 | 2 | none | deep prior"))
     assert row.split(" | ")[4] == "2"
+
+
+def test_numbers_of_a_row_are_means_over_rounds(tmp_path):
+    """LPIPS stands where it was measured; a failed attack counts nowhere."""
+    found = _made(tmp_path, lambda d, a, s: 0.1 * (1 + s), _loss)
+    cells = found.cells["digits", parts.PUBLISHED]
+    some = [c for c in cells if label(c) == "none"]
+    rmse = fmean(0.1 * (1 + seed) for seed in range(3))
+    row = own_scale._numbers(some)
+    assert row[0] == "3"
+    assert row[1].startswith(f"{rmse:.3g} [")
+    assert row[3:] == ("–", "0.25 [0.25, 0.25]")
+    for cell, value in zip(some, (0.1, 0.2, 0.6), strict=True):
+        cell.metrics["lpips"] = (value,) * cell.batch_size
+    assert own_scale._numbers(some)[3].startswith("0.3 [")
+    part = next(p for p in parts.parts("minutes", "photos") if p.name == parts.PUBLISHED)
+    failed = replace(some[0], status="failed")
+    (line,) = own_scale._measured(part, [failed, *some[1:]])[2:]
+    assert " | 2 | " in line
