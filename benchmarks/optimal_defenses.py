@@ -1,11 +1,20 @@
 """What optimal defenses cost a training step, and what the full bound gains over the trace bound.
 
-Ratios inside one interleaved run on SimpleConvNet and real MNIST, one thread, with a GEMM control;
-about four minutes. Writes docs/results/optimal_defenses_cost.json unless called with --print.
+    python benchmarks/optimal_defenses.py                # ratios of a round's time, about 4 minutes
+    python benchmarks/optimal_defenses.py --part sizes   # ResNet-18 on color images, 25 minutes
+
+Ratios are inside one interleaved run on SimpleConvNet and real MNIST, one thread, with a GEMM
+control. In the part `sizes` every measurement is a process of its own, whose peak memory the
+operating system counts (Linux). Writes docs/results/optimal_defenses_cost.json unless called with
+--print.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from figures.table import machine
 
 from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
@@ -53,6 +63,19 @@ DEFENSES: list[tuple[str, Callable[[int], Defense]]] = [
     ("local_optimal_pruning", lambda r: LocalOptimalPruning(0.7, refresh=r)),
     ("dp_sgd", lambda _: DpSgd(1.0, 0.1)),
     ("whitened_dp_sgd, layers", lambda r: WhitenedDpSgd(1.0, 0.1, refresh=r, **LAYERS)),
+]
+
+TITLE = "What optimal defenses cost, and what the full bound gains"
+LARGE_HEADING = "Large models and color images"
+WIDTHS, COLOR_SIDE = (16, 32, 64), 32
+COLOR = DataSpec("photos", size=COLOR_SIDE)
+LARGE: list[tuple[str, Callable[[], Defense]]] = [
+    ("none", NoDefense),
+    ("optimal_noise", lambda: OptimalNoise(0.01)),
+    ("optimal_noise, layers", lambda: OptimalNoise(0.01, **LAYERS)),
+    ("optimal_pruning", lambda: OptimalPruning(0.7)),
+    ("local_optimal_noise", lambda: LocalOptimalNoise(0.01)),
+    ("local_optimal_pruning", lambda: LocalOptimalPruning(0.7)),
 ]
 
 
@@ -144,13 +167,83 @@ def bounds(bench: PlanContext) -> list[str]:
     return [*lines, ""]
 
 
+def measured(name: str, width: int) -> None:
+    """Print millions of weights, CPU seconds of one round, and the process's peak in MB."""
+    bench = PlanContext(COLOR)
+    task = bench.task(ModelSpec("resnet18", (("width", width),)), 0)
+    (batch,) = bench.batches(SIZE, 1, 0)
+    send(task, batch, NoDefense(), stream(0))  # warms up
+    began = time.process_time()
+    ready = resolve(dict(LARGE)[name](), task, SIZE)
+    send(task, batch, ready, stream(0))
+    seconds = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps([len(task.parameters) / 1e6, seconds, peak]))
+
+
+def child(name: str, width: int) -> list[float]:
+    """What `measured` prints, in a process of its own."""
+    line = [sys.executable, __file__, "--measure", name, str(width)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    print(name, width, found, file=sys.stderr, flush=True)
+    return found
+
+
+def sizes() -> str:
+    """Seconds and memory by number of weights."""
+    found = {(name, width): child(name, width) for width in WIDTHS for name, _ in LARGE}
+    millions = [found["none", width][0] for width in WIDTHS]
+    heads = [f"{count:.2f} million weights" for count in millions]
+    lines = [
+        "| defense | " + " | ".join(heads) + " | for each million more |",
+        "|---|" + "--:|" * (len(WIDTHS) + 1),
+    ]
+    for name, _ in LARGE:
+        own = [found[name, width][1:] for width in WIDTHS]
+        more = [
+            (b - a) / (millions[-1] - millions[0]) for a, b in zip(own[0], own[-1], strict=True)
+        ]
+        cells = [f"{seconds:.1f} s, {peak:,.0f} MB" for seconds, peak in (*own, more)]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    inputs = SIZE * 3 * COLOR_SIDE**2
+    return "\n\n".join(
+        [
+            f"## {LARGE_HEADING}",
+            f"ResNet-18 of three widths on `photos` (3 x {COLOR_SIDE} x {COLOR_SIDE}), a client of "
+            f"{SIZE} images, 64 public ones, one thread, on {machine()}. One round, with what the "
+            "defense decides for it: CPU seconds, and the peak memory of the whole process, as the "
+            "operating system counts it; n = 1 process each. The row `none` is the round without "
+            "a defense. Written by `benchmarks/optimal_defenses.py --part sizes`.",
+            "\n".join(lines),
+            "The information matrix is never formed. For the largest model the Jacobian would take "
+            f"{4e-6 * millions[-1] * inputs:.1f} TB, and the matrix over the {inputs:,} inputs "
+            f"{4e-9 * inputs**2:.1f} GB.",
+        ]
+    )
+
+
 def main() -> None:
     """Print the tables and write the page."""
     torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", choices=("rounds", "sizes"), default="rounds")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--print", action="store_true", help="store nothing")
+    given = parser.parse_args()
+    if given.measure:
+        measured(given.measure[0], int(given.measure[1]))
+        return
+    text = sizes() if given.part == "sizes" else rounds()
+    print(text)
+    if not given.print:
+        stored.keep("optimal_defenses_cost", f"# {TITLE}\n\n{text}")
+
+
+def rounds() -> str:
+    """Both tables of the small model."""
     bench = PlanContext(replace(DataSpec()))
     lines = [
-        "# What optimal defenses cost, and what the full bound gains",
-        "",
         f"SimpleConvNet, real MNIST, {CLIENTS} clients with {SIZE} images, one thread. The table "
         f"gives a round's time relative to an undefended round, median (minimum) of {ROUNDS} "
         "interleaved runs. What public data decide is renewed every R rounds. Written by "
@@ -164,9 +257,7 @@ def main() -> None:
         "",
         *bounds(bench),
     ]
-    print("\n".join(lines))
-    if "--print" not in sys.argv:
-        stored.keep("optimal_defenses_cost", "\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

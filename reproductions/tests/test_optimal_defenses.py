@@ -340,6 +340,27 @@ def test_weights_far_from_biases_are_no_uneven_layers():
     assert "chosen in 0 of 3 seeds" in found.why
 
 
+def test_layers_that_were_measured_again_decide_what_the_first_run_left_open():
+    even = {"a.weight": 1.0, "b.weight": 1.1, "a.bias": 1.0}
+    open_, wide, narrow = (
+        {first + i: even | {"b.bias": b} for i, b in enumerate(biases)}
+        for first, biases in ((0, (2.0, 3.0, 4.0)), (9, (5.0, 5.5, 6.0)), (9, (1.9, 2.0, 2.1)))
+    )
+    measured = replace(_measured(seeds=3), layers=open_)
+    assert verdicts.layers(measured).verdict is Verdict.UNDECIDED
+    for again, verdict in ((wide, Verdict.HOLDS), (narrow, Verdict.FAILS)):
+        found = verdicts.layers(replace(measured, layers_again=again))
+        assert found.verdict is verdict
+        assert found.findings[0].estimate == pytest.approx(stats.gmean([*_biases(again)]))
+        assert "First run, largest over smallest" in found.why
+    settled = replace(measured, layers=narrow, layers_again=wide)
+    assert verdicts.layers(settled).verdict is Verdict.FAILS, "a decision stays"
+
+
+def _biases(noted):
+    return (one["b.bias"] for one in noted.values())
+
+
 @pytest.mark.parametrize("swap", [False, True])
 def test_some_layers_are_in_either_panel(swap):
     even, uneven = [1.1, 1.2, 1.3], [5.0, 5.5, 6.0]
@@ -471,6 +492,8 @@ def test_a_run_goes_through_all_parts(monkeypatch, tmp_path):
         for key, own in measured.losses.items()
     }
     monkeypatch.setattr(reproduce, "_descents", lambda *given: kept)
+    fresh = {str(settings.FRESH + s): {"noise": one} for s, one in measured.layers.items()}
+    monkeypatch.setattr(reproduce, "_fresh", lambda *given: fresh)
     monkeypatch.setattr(theory, "measured", lambda models, draws: dict(measured.theory))
     sizes = dict.fromkeys(measured.layers[0], 10)
     monkeypatch.setattr(reproduce, "_sizes", lambda plan: sizes)

@@ -8,11 +8,15 @@ import pytest
 import torch
 from scipy import stats
 from torch.func import functional_call, grad, jacrev
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import (
     Chain,
     GaussianNoise,
+    LocalOptimalNoise,
+    LocalOptimalPruning,
+    OptimalDpSgd,
     OptimalNoise,
     OptimalPruning,
     WhitenedDpSgd,
@@ -21,7 +25,9 @@ from leakbound.defenses import (
 from leakbound.defenses import public as module
 from leakbound.defenses.optimal import FixedNoise
 from leakbound.defenses.public import PublicShape, expected, public_shape
-from leakbound.protocol import play, resolve
+from leakbound.engines.directions import BYTES
+from leakbound.models import simple_convnet
+from leakbound.protocol import play, resolve, send
 from leakbound.randomness import normal, stream, uniform
 
 close = torch.testing.assert_close
@@ -335,6 +341,50 @@ def test_moments_are_the_same_in_parts(task, few, monkeypatch):
     monkeypatch.setattr(module, "_samples", lambda *_: iter([sample]))
     close(parts.dense(), module._public_shape(settings, public, 2).dense())
     close(float(whole.diagonal.mean()), 1.0)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the most numbers of any tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                # A view that repeats numbers holds no more than its storage.
+                held = one.untyped_storage().nbytes() // one.element_size()
+                self.most = max(self.most, held)
+        return made
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        OptimalNoise(),
+        OptimalNoise(error_floor=0.01),
+        OptimalNoise(clamp=0.1),
+        OptimalPruning(),
+        LocalOptimalNoise(),
+        OptimalDpSgd(),
+        LocalOptimalPruning(),
+    ],
+)
+def test_no_information_matrix_is_formed(defense):
+    """No tensor holds more than the rows of one chunk: no J (P, m), and no J'J (m, m)."""
+    size, side = 8, 24
+    images = uniform((16, 3, side, side), stream(0, "color"))
+    labels = torch.arange(16) % 3
+    model = simple_convnet(input_shape=(3, side, side), classes=3, generator=stream(0, "model"))
+    task = Task.of(model, public=Batch(images, labels))
+    most = max(BYTES // 4, module.PART * len(task.parameters))
+    inputs = images[:size].numel()
+    assert inputs**2 > 10 * most
+    assert inputs * len(task.parameters) > 10 * most
+    with _Largest() as seen:
+        ready = resolve(chain(defense), task, size)
+        send(task, Batch(images[:size], labels[:size]), ready, stream(0))
+    assert len(task.parameters) <= seen.most <= most
 
 
 def test_it_is_decided_once_for_all_levels_and_attacks(task, few, monkeypatch):

@@ -8,6 +8,12 @@ from leakbound.audit.engine import run
 from leakbound.audit.estimate import predicted_seconds
 from leakbound.audit.experiment import Result, run_experiment, run_training
 from leakbound.audit.folder import TIMES, AuditResult, Progress, audit, run_audit
+from leakbound.audit.noise_at_utility import (
+    NoiseAtUtility,
+    NoisesAtUtility,
+    UtilityTarget,
+    noise_at_utility,
+)
 from leakbound.audit.plan import (
     DataSpec,
     Experiment,
@@ -28,6 +34,8 @@ __all__ = [
     "DataSpec",
     "Experiment",
     "ModelSpec",
+    "NoiseAtUtility",
+    "NoisesAtUtility",
     "Plan",
     "PlanContext",
     "Progress",
@@ -37,6 +45,7 @@ __all__ = [
     "TIMES",
     "TrainingUnit",
     "UtilitySpec",
+    "UtilityTarget",
     "attack_info",
     "audit",
     "build_defense",
@@ -46,6 +55,7 @@ __all__ = [
     "embedded",
     "error_bound",
     "load",
+    "noise_at_utility",
     "one_thread",
     "parse",
     "predicted_seconds",

@@ -15,7 +15,7 @@ from leakbound._util.formats import BELOW, format_lower, format_upper
 from leakbound._util.groups import grouped
 from leakbound.bounds.law import probability
 from leakbound.bounds.record_priors import Baseline
-from leakbound.cli import options, risk
+from leakbound.cli import options, risk, utility
 from leakbound.cli.shared import check_files, write_results
 from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains.known import NOTHING
@@ -108,7 +108,9 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
-    """The least noise multiplier of a deployment if a file is given, else of a training."""
+    """The noise of a plan's defenses or of a deployment if a file is given, else of a training."""
+    if command.plan is not None:
+        return utility.calibration(command, command.plan)
     if command.deployment is None:
         return risk.calibration(command)
     deployment, mistakes = file.read(command.deployment)

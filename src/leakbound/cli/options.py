@@ -563,10 +563,11 @@ class Calibrate(TrainingOptions):
 
     leakbound calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k
     leakbound calibrate --target "gain<=0.1"
+    leakbound calibrate --target "points<=2" --plan my_plan.toml
     """
 
     GROUPS: ClassVar = {
-        "Target": "target solve",
+        "Target": "target solve plan",
         "Federated training": "deployment audience unit",
         "Training": "steps sampling_rate people people_mean participation noise_multiplier "
         "noise_std clip_norm",
@@ -588,6 +589,10 @@ class Calibrate(TrainingOptions):
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"
     """The quantity to find: noise_multiplier, clip_norm, steps or sampling_rate."""
+    plan: File = None
+    """A plan with a [utility] table: find the noise_std of each of its defenses at a utility that
+    you accept. The target is "loss<=0.05", "points<=2" (of test accuracy) or "noise<=0.01" (what
+    equal noise of this standard deviation costs)."""
     deployment: File = None
     """A deployment file: find the noise multiplier for it, over all its rounds."""
     audience: Audiences = EVERYONE

@@ -153,7 +153,7 @@ def show_attackers(rows: Sequence[AttackerRow]) -> None:
 
 def calibration(command: options.Calibrate) -> int:
     settings = asdict(command)
-    for name in ("deployment", "audience", "unit", "json", "target", "explain"):
+    for name in ("plan", "deployment", "audience", "unit", "json", "target", "explain"):
         del settings[name]
     announce_data("data", command.data)
     with errors.status("calibrating ..."):

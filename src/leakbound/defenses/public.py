@@ -14,6 +14,7 @@ from leakbound._util.cache import RecentCache
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
+from leakbound.engines.directions import fitting
 from leakbound.engines.sensitivity import example_changes, example_gradients, sensitivity
 from leakbound.randomness import normal, stream
 
@@ -23,6 +24,8 @@ coordinate that no public image moves, and without noise this would be seen exac
 DEAD = 1e-20
 """A layer with a smaller share of all sensitivity counts as one that leaks nothing."""
 PART = 16
+ROWS = 2**27
+"""Images whose gradients are held at once, and bytes of these: few of a large model's."""
 SHRINK = 0.1
 """How far estimated correlations are shrunk towards zero."""
 WIDEST = 512
@@ -108,11 +111,10 @@ def _expected(
     ).values
     total = torch.zeros_like(s)
     squares = torch.zeros_like(s)
-    for at in range(0, public.size, PART):
-        part = slice(at, at + PART)
+    for part in _parts(task, public):
         each = example_gradients(task, public.inputs[part], public.labels[part])
-        total = total + each.sum(0)
-        squares = squares + each.square().sum(0)
+        total += each.sum(0)
+        squares += each.square_().sum(0)
     n = public.size
     second = squares / n
     # Products of different examples only: own squares would raise the squared mean.
@@ -158,6 +160,13 @@ def _public(task: Task, images: int) -> Batch:
     return Batch(task.public.inputs[:images], task.public.labels[:images])
 
 
+def _parts(task: Task, public: Batch) -> Iterator[slice]:
+    """Consecutive images whose gradients (n, P) are held at once."""
+    few = min(PART, fitting(len(task.parameters), task.parameters, ROWS))
+    for at in range(0, public.size, few):
+        yield slice(at, at + few)
+
+
 def public_shape(
     settings: PublicShape,
     task: Task,
@@ -195,8 +204,7 @@ def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
     """Changes of single public images' gradients along random directions, (few, P) at a time."""
     public = _public(task, settings.images)
     source = stream(0, "public", "directions")
-    for at in range(0, public.size, PART):
-        part = slice(at, at + PART)
+    for part in _parts(task, public):
         inputs = public.inputs[part]
         labels = public.labels[part]
         directions = normal(inputs.shape, source, like=inputs)

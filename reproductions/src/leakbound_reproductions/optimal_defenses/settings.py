@@ -40,7 +40,8 @@ class Setting:
         seeds: for errors under the paper's attack, and for losses after 5 steps.
         aware: seeds for errors under attacks that know the defense; 0 leaves them out.
         trained, rounds: training runs with changing batches.
-        again: seeds for the errors of claim 0-3, which was undecided in a first run; 0: as `seeds`.
+        again: seeds for the errors of claim 0-3 and the noise of claim 0-5, which were undecided in
+            a first run; 0: as `seeds`.
         noises, rates: levels of the defenses.
         models: random linear models for the theory; draws: in thousands.
     """
