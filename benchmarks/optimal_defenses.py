@@ -1,7 +1,7 @@
 """What optimal defenses cost a training step, and what the full bound gains over the trace bound.
 
     python benchmarks/optimal_defenses.py                # ratios of a round's time, about 4 minutes
-    python benchmarks/optimal_defenses.py --part sizes   # ResNet-18 on color images, 25 minutes
+    python benchmarks/optimal_defenses.py --part sizes   # ResNet-18 on color images, 8 minutes
 
 Ratios are inside one interleaved run on SimpleConvNet and real MNIST, one thread, with a GEMM
 control. In the part `sizes` every measurement is a process of its own, whose peak memory the

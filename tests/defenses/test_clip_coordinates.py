@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 
 from leakbound import simulate
-from leakbound.core import Batch, Gaussian, Guarantee, Unit, Update
+from leakbound.audit.plan import build_defense
+from leakbound.core import Batch, Gaussian, Guarantee, Task, Unit, Update
 from leakbound.defenses import (
     Clip,
     ClipCoordinates,
@@ -16,8 +18,9 @@ from leakbound.defenses import (
     OptimalDpSgd,
     chain,
 )
+from leakbound.protocol import resolve, send
 from leakbound.randomness import stream
-from leakbound.registry import build
+from leakbound.registry import Spec, build
 
 close = torch.testing.assert_close
 
@@ -85,3 +88,31 @@ def test_the_comparator_of_optimal_dp_sgd():
     assert played["equal"].law.variance == pytest.approx(0.01)
     assert float(variance.mean()) == pytest.approx(0.01, rel=1e-4)
     assert bool((variance == 0).any())  # a clamped coordinate gets none, so its sign is sent
+
+
+def test_the_comparator_of_a_plan_sends_the_papers_formula():
+    """Long version, section 3.4: y = clamp(g, -P, P) + N(0, e I), by autograd and 400 draws."""
+    limit, std = 0.02, 0.05
+    links = (
+        Spec("clip_coordinates", (("limit", limit),)),
+        Spec("gaussian_noise", (("noise_std", std),)),
+    )
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.3, generator=stream(0, "weights"))
+    inputs = torch.rand(2, 1, 4, 4, generator=stream(0, "batch"), dtype=torch.float64)
+    labels = torch.tensor([2, 0])
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    slopes = torch.autograd.grad(loss, [*model.parameters()])
+    plain = torch.cat([slope.flatten() for slope in slopes])
+    wanted = torch.maximum(torch.minimum(plain, plain.new_tensor(limit)), -plain.new_tensor(limit))
+    assert 0 < int((wanted != plain).sum()) < len(plain)
+    task = Task.of(model)
+    ready = resolve(build_defense(links), task, 2)
+    batch = Batch(inputs, labels)
+    sent = torch.cat([send(task, batch, ready, stream(i, "draw")).rows for i in range(400)])
+    off = (sent - wanted) / std
+    # The sum of squares of standard normal draws, and the means by coordinate.
+    assert stats.chi2.cdf(float(off.square().sum()), off.numel()) == pytest.approx(0.5, abs=0.4999)
+    means = off.mean(0) * len(off) ** 0.5
+    assert stats.kstest(means.numpy(), "norm").pvalue > 1e-3
