@@ -87,7 +87,7 @@ SETTINGS = (
         "the paper's are 156,400 steps for each of 19 defenses",
     ),
     ("LPIPS", "with `--lpips-weights`", "no weights of it come with the package"),
-    ("V100 GPUs, 800 hours", "the device of `--device`; see the hours below", ""),
+    ("V100 GPUs, 800 hours", "the device of `--device`; see the hours above", ""),
 )
 """The paper's settings, ours, and why they differ."""
 
@@ -112,8 +112,19 @@ class Cost:
     @property
     def row(self) -> tuple[str, ...]:
         """One of `HEADS` each."""
-        hours = (f"{seconds / 3600:.3g}" for seconds in (self.spent, self.left))
-        return self.name, PLACES[self.name], f"{self.done} of {self.units}", self.state, *hours
+        taken = (hours(self.spent), hours(self.left))
+        return self.name, PLACES[self.name], f"{self.done} of {self.units}", self.state, *taken
+
+
+def hours(seconds: float) -> str:
+    """Hours of seconds, to three digits or to an hour.
+
+    Example:
+        >>> hours(4000), hours(4_000_000)
+        ('1.11', '1,111')
+    """
+    found = seconds / 3600
+    return f"{found:.3g}" if found < 100 else f"{found:,.0f}"
 
 
 def predicted(wanted: Sequence[Part], folder: Path, device: str) -> dict[str, float]:

@@ -152,8 +152,7 @@ def _say(costs: Sequence[own_scale.Cost], device: str) -> None:
     table = Table(*own_scale.HEADS, show_edge=False)
     for cost in costs:
         table.add_row(*cost.row)
-    every = sum(cost.left for cost in costs) / 3600
-    table.add_row("all", "", "", "", "", f"{every:.3g}")
+    table.add_row("all", "", "", "", "", own_scale.hours(sum(cost.left for cost in costs)))
     console.print(table)
     console.print(
         f"hours are those of one process on {device}, predicted from one gradient of each model "
