@@ -16,6 +16,7 @@ from leakbound.cli import main
 from leakbound.core import Batch
 from leakbound.pairing import Paired
 from leakbound.risk import TrainingSetting, calibrate, corridor
+from leakbound.risk.correlation import standardized
 from leakbound.risk.examples import Examples
 from leakbound.risk.target import Target
 
@@ -34,7 +35,7 @@ def law(noise, dim, ncc):
 def test_a_correlation_is_a_squared_error_of_standardized_examples():
     rows = np.random.default_rng(0).random((40, 7)) + 3
     examples = Examples(7, (1.0, 9.0), rows, names=tuple("ab" * 20))
-    made = examples.standardized().images
+    made = standardized(examples).images
     assert made.shape == (40, 6)
     found = correlations(rows[:20], rows[20:])
     truth, guess = made[:20, None], made[None, 20:]
@@ -53,7 +54,7 @@ def test_a_correlation_is_a_squared_error_of_standardized_examples():
 
 @pytest.mark.parametrize(("noise", "dim", "ncc"), [(0.3, 17, 0.5), (1.0, 9, 0.2), (0.05, 785, 0.6)])
 def test_the_trap_attains_the_law_of_a_correlation(noise, dim, ncc):
-    examples = Examples(dim, (1.0, 1.0)).standardized()
+    examples = standardized(Examples(dim, (1.0, 1.0)))
     setting = TrainingSetting(noise, dim=examples.dim, norm=examples.norms[0])
     edges = corridor(setting, Target.of_ncc(ncc, 0.5).eta)
     assert edges.attained[0] == pytest.approx(law(noise, dim, ncc), rel=1e-6)
@@ -93,7 +94,7 @@ def test_half_of_all_answers_exceed_the_typical_correlation():
 def test_no_public_image_matches_more_than_the_bound_says():
     rows = data.load("digits", size=8).inputs.flatten(1).double().numpy()[:400]
     examples = Examples.of("digits", size=8)
-    examples = Examples(64, (1.0, 9.0), rows, names=examples.names[:400]).standardized()
+    examples = standardized(Examples(64, (1.0, 9.0), rows, names=examples.names[:400]))
     prior = examples.prior()
     eta = Target.of_ncc(0.9, 0.1).eta
     counted = (correlations(rows, rows) >= 0.9).mean(1).max()
@@ -144,7 +145,7 @@ def test_constant_images_have_no_correlation():
     rows = np.random.default_rng(4).random((9, 16))
     rows[3] = 0.25
     with pytest.raises(ValueError, match=r"1 constant examples of 9.*: d; leave them out"):
-        Examples(16, (1.0, 4.0), rows, names=tuple("abcdefghi")).standardized()
+        standardized(Examples(16, (1.0, 4.0), rows, names=tuple("abcdefghi")))
 
 
 @pytest.mark.usefixtures("wide")

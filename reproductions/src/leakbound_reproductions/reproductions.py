@@ -164,7 +164,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "2,688 single rounds: hours on two cores",
                 "paper": "the paper's data, models and rounds; days, and 25 GB of memory",
             },
-            ("3", "4a", "4b", "5a", "5b", "6", "8c", "9"),
+            ("2", "3", "4a", "4b", "5a", "5b", "6", "8a", "8b", "8c", "8d", "9"),
         ),
         Reproduction(
             "practical_feasibility",

@@ -21,6 +21,7 @@ from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains.known import NOTHING
 from leakbound.risk.attackers import goal_of_intruder, refuse_model
 from leakbound.risk.calibrate import refuse_given
+from leakbound.risk.correlation import standardized
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL, laws_of, noise_of
@@ -190,7 +191,7 @@ def _goal(
         return deployment, target, knows
     target = Target.parse(command.target, input_range=width, domain=examples.domain)
     if target.ncc is not None:
-        examples = examples.standardized()
+        examples = standardized(examples)
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     if prior is None:
         raise ValueError("prior is sphere, under which nothing is protected; leave it out")

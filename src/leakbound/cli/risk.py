@@ -33,6 +33,7 @@ from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
 from leakbound.risk.attackers import attackers_under, refuse_model
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
+from leakbound.risk.correlation import standardized
 from leakbound.risk.corridor import (
     MOST_STEPS,
     Corridor,
@@ -183,7 +184,7 @@ def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
         return examples
     if command.known is not None:
         raise ValueError(f"ncc counts whole images, but known is {command.known!r}; leave one out")
-    return examples.standardized()
+    return standardized(examples)
 
 
 def bounded(

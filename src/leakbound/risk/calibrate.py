@@ -19,6 +19,7 @@ from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.record_priors import Baseline
 from leakbound.report.template import Presented
 from leakbound.risk.attackers import goal_of_intruder, refuse_model
+from leakbound.risk.correlation import standardized
 from leakbound.risk.corridor import (
     MOST_STEPS,
     Corridor,
@@ -450,7 +451,7 @@ def calibrate(
         if target.ncc is None:
             examples = examples.without_constants(target)
         else:
-            examples = examples.standardized()
+            examples = standardized(examples)
         basis = examples.prior(prior, labels_known=labels_known)
     else:
         refuse_model(known, prior)

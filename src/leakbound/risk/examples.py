@@ -27,8 +27,6 @@ SHOWN = 10
 NAMED = 5
 """Maximum number of example names in one line, and of names of rare rows."""
 WIDEST = 1e100  # squares and their sums stay finite
-CONSTANT = 1e-9
-"""An example whose values differ less than this, relative to their size, is constant."""
 SAMPLE = "sample"
 THESE = "these"
 SPHERE = "sphere"
@@ -167,42 +165,6 @@ class Examples:
             left_out=left,
         )
 
-    def standardized(self) -> Examples:
-        """Each example with mean 0 and variance 1, in coordinates that leave out its mean.
-
-        An attacker reaches a normalized cross-correlation of c exactly if some multiple of the
-        candidate has a mean squared error of at most 1 - c^2 to this. Bounds for these examples
-        hold for any gradients, and a layer norm before a linear trap attains what is attained.
-
-        Raises:
-            ValueError: they have fewer than three values, are constant, or are no images.
-        """
-        if self.domain is not None:
-            raise ValueError(f"ncc is for images, but the data are {self.domain.name}")
-        if self.dim < 3:
-            raise ValueError(f"dim is {self.dim}; a correlation needs 3 values or more")
-        dim = self.dim - 1
-        norm = math.sqrt(dim)
-        images = None
-        if self.images is not None:
-            images = _without_mean(self.images)
-            sizes = np.linalg.norm(images, axis=1)
-            constant = sizes <= CONSTANT * np.linalg.norm(self.images, axis=1)
-            if constant.any():
-                raise ValueError(
-                    f"data holds {int(constant.sum())} constant examples of {len(sizes)}, which "
-                    f"have no NCC: {listed(np.array(self.names)[constant])}; leave them out: "
-                    "--exclude"
-                )
-            images *= (norm / sizes)[:, None]
-        return replace(
-            self,
-            dim=dim,
-            norms=(norm, norm),
-            images=images,
-            correlated=True,
-        )
-
     def known(self, text: str | None) -> str | None:
         """The parts that an intruder knows: what a schema marks, if nothing is said; None: no part.
 
@@ -339,18 +301,6 @@ class Examples:
     def _measured(self) -> dict[str, Any]:
         """How bounds measure distances, if not by the mean squared error."""
         return {} if self.domain is None else {"distance": distance_of(self.domain)}
-
-
-def _without_mean(rows: NDArray[Any]) -> NDArray[Any]:
-    """(n, N - 1) rows (n, N) in orthonormal coordinates orthogonal to equal values.
-
-    A Householder reflection takes equal values to the first axis, which is left out.
-    """
-    across = np.full(rows.shape[1], rows.shape[1] ** -0.5)
-    across[0] -= 1
-    parts = 2 * (rows @ across) / (across @ across)
-    reflected: NDArray[Any] = rows - parts[:, None] * across
-    return reflected[:, 1:]
 
 
 def person_sizes(people: int | None, mean: float | None) -> tuple[float, float] | None:

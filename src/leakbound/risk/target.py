@@ -55,7 +55,7 @@ class Target:
         psnr: the same threshold in dB, if it was given as one.
         goal: what reaches it, if that is not a mean squared error: "18 of 20 columns".
         ncc: the normalized cross-correlation that reaches it; `eta` is then 1 - ncc^2, of
-            standardized examples (`Examples.standardized`).
+            standardized examples (`risk.correlation`).
     """
 
     eta: float

@@ -29,6 +29,8 @@ CERTIFIED = (0.01, 0.1)
 """Noise multipliers of the certificates that decide a claim."""
 KINDS = ("optimal", "linear layer of 1M", "ResNet-18")
 DIMS = (4, 3072)
+GROUPS = 32
+"""Of the group norms that replace batch norms, as Opacus does it in the paper's code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ def rest(inputs: Tensor, kind: str, *, side: int = 32) -> Tensor:
 
     Args:
         inputs: (n, C, H, W).
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or "ResNet-101", the paper's, which needs transformers.
         side: pixels per side of the residual network's input.
     """
     model = _sink(kind, (inputs.shape[1], inputs.shape[2], inputs.shape[3]), side)
@@ -149,14 +151,50 @@ class _Tiled(nn.Module):
         return x.repeat(1, 3 // self.channels, self.times, self.times)
 
 
+def _resnet18(side: int, source: torch.Generator) -> nn.Module:
+    return resnet18(input_shape=(3, side, side), classes=1000, generator=source)
+
+
+def _resnet101(side: int, source: torch.Generator) -> nn.Module:
+    """ResNet-101 at random with group norms, for any `side`."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(depths=[3, 4, 23, 3])
+    config.num_labels = 1000
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = ResNetForImageClassification(config)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.inner(x).logits
+            return scores
+
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(2**31, (1,), generator=source)))
+        network = Network()
+    for module in [*network.modules()]:
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(GROUPS, child.num_features))
+    return network
+
+
+NETWORKS: dict[str, Callable[[int, torch.Generator], nn.Module]] = {
+    "ResNet-18": _resnet18,
+    "ResNet-101": _resnet101,
+}
+
+
 def _sink(kind: str, shape: tuple[int, int, int], side: int) -> nn.Module | None:
-    """The norm sink: nothing, a linear layer of a million weights, or a ResNet-18."""
+    """The norm sink: nothing, a linear layer of a million weights, or a residual network."""
     source = stream(0, "paper C", kind)
     if kind == "optimal":
         return None
     channels, high, wide = shape
-    if kind == "ResNet-18":
-        inner = resnet18(input_shape=(3, side, side), classes=1000, generator=source)
+    if kind in NETWORKS:
+        inner = NETWORKS[kind](side, source)
         if (high, channels) == (2, 1):
             return nn.Sequential(_Tiled(side // 2, 1), inner)
         return inner if high == side else nn.Sequential(nn.Upsample(size=(side, side)), inner)

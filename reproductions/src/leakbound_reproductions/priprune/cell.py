@@ -64,7 +64,7 @@ def run(cell: Cell) -> Record:
         past = [*past, one][-LONGEST:] if cell.marks else [one]
         if one.number in cell.marks:
             found += _attacked(cell, past, task, public, one.number)
-            rounds.append(_of_round(one))
+            rounds.append(_of_round(one, test))
     last = one
     own = [_accuracy(last.personal(turn.client), test) for turn in last.turns[1:4]]
     return {
@@ -110,8 +110,8 @@ def truth(cell: Cell) -> Tensor:
     return _split(cell)[0][0].inputs
 
 
-def _of_round(one: FederatedRound) -> Record:
-    """Other results of the round: densities, and the bits that the mask may leak."""
+def _of_round(one: FederatedRound, test: Batch) -> Record:
+    """Other results of the round: accuracy, densities, and the bits that the mask may leak."""
     target = one.turn(0)
     exists = pruning.prunable(target.task)
     if target.task.kept is not None:
@@ -121,7 +121,13 @@ def _of_round(one: FederatedRound) -> Record:
     sent = count if mask is None else int((exists & mask[0]).sum())
     density = 1.0 if one.task.kept is None else pruning.density(one.task, one.task.kept)
     told = bits.mask_entropy(count, sent) if sent < count else 0.0
-    return {"round": one.number, "density": density, "rate": target.rate, "mask_bits": told}
+    return {
+        "round": one.number,
+        "accuracy": _accuracy(one.after, test),
+        "density": density,
+        "rate": target.rate,
+        "mask_bits": told,
+    }
 
 
 def _attacked(

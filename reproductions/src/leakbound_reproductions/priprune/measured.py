@@ -59,6 +59,15 @@ class Measured:
         """Accuracy in percent, by seed."""
         return self.by_seed(lambda record: None if record[key] is None else 100 * record[key])
 
+    def noted(self, what: str, round_: int) -> BySeed:
+        """What was noted of a round ("accuracy" of the model, "rate" of withholding), by seed."""
+
+        def of(record: Record) -> float | None:
+            rows = (row for row in record["rounds"] if row["round"] == round_)
+            return next((row[what] for row in rows), None)
+
+        return self.by_seed(of)
+
     def strongest(self, round_: int, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
         """The attack with the highest mean PSNR in a round, and its result.
 

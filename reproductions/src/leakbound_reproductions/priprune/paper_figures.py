@@ -17,19 +17,40 @@ from leakbound_reproductions.priprune.figures import COLORS
 from leakbound_reproductions.priprune.measured import BySeed, Measured, rate_of
 
 MARKS = "osD^vP"
+FIXED = 0.1, 0.3, 0.6
+"""Fixed rates that figures 8a to 8d show."""
 Points = Mapping[float, BySeed]
 
 
 def draw(found: Measured, folder: Path) -> None:
-    """All for which there are experiments: attacks.png, parameters.png and accuracy_nmi.png."""
+    """All for which there are experiments, as PNG files."""
     with matplotlib.rc_context():
         for name, parts, make in (
+            ("rates", ("rate",), _rates),
             ("attacks", ("rate",), _attacks),
             ("parameters", ("rate", "batch", "size", "rounds"), _parameters),
+            ("defense_rounds", ("defended",), _over_rounds),
             ("accuracy_nmi", ("defended", "table"), _accuracy),
         ):
             if all(found.where(part=part).pairs for part in parts):
                 kept.figure(make(found), folder / f"{name}.png", 100)
+
+
+def _rates(found: Measured) -> Figure:
+    """Figure 2: NMI and PSNR of SGI by rate."""
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    own = found.where(part="rate", dense_server=False)
+    rates = sorted({rate_of(cell) for cell, _ in own.pairs})
+    panels = figure.subplots(1, 2)
+    for axes, measure, label in zip(panels, ("nmi", "psnr"), ("NMI", "PSNR (dB)"), strict=True):
+
+        def of(one: Measured, measure: str = measure) -> Points:
+            return {rate: at_rate(one, rate).leak("sgi", measure) for rate in rates}
+
+        _lines(axes, own, of)
+        axes.set(xlabel="pruning rate p", ylabel=label)
+    panels[0].legend(fontsize=6, frameon=False)
+    return figure
 
 
 def _attacks(found: Measured) -> Figure:
@@ -76,10 +97,52 @@ def _parameters(found: Measured) -> Figure:
     return figure
 
 
+def _over_rounds(found: Measured) -> Figure:
+    """Figures 8a, 8b and 8d: accuracy, NMI of SGI and the rate of withholding, by round."""
+    figure = Figure(figsize=(12.6, 3.4), layout="constrained")
+    own = found.where(part="defended")
+    some = {"PruneFL": own.where(defense="none")}
+    for rate in FIXED:
+        some[f"largest (pseudo) {rate:g}"] = arm(own, "largest", rate, True)
+    some["PriPrune"] = own.where(defense=_ours(own))
+    some = {name: part for name, part in some.items() if part.pairs}
+    marks = sorted({mark for cell, _ in own.pairs for mark in cell.marks})
+
+    def accuracy(one: Measured) -> Points:
+        return {mark: one.noted("accuracy", mark) for mark in marks}
+
+    def leak(one: Measured) -> Points:
+        return {mark: one.leak("sgi", "nmi", mark) for mark in marks}
+
+    def withheld(one: Measured) -> Points:
+        return {mark: one.noted("rate", mark) for mark in marks}
+
+    panels = figure.subplots(1, 3)
+    of = accuracy, leak, withheld
+    words = ("figure 8a", "accuracy"), ("figure 8b", "NMI"), ("figure 8d", "withheld share")
+    for axes, make, (title, label) in zip(panels, of, words, strict=True):
+        _each_line(axes, some, make)
+        axes.set(xlabel="round", ylabel=label, title=title)
+    panels[0].legend(fontsize=6, frameon=False)
+    return figure
+
+
+def _ours(own: Measured) -> str:
+    """PriPrune's settings; "" if it has not run."""
+    return next((d for d in own.values("defense") if d.startswith("pri_prune")), "")
+
+
 def _lines(axes: Axes, found: Measured, of: Callable[[Measured], Points]) -> None:
     """One line per scheme: means over seeds with their standard deviations."""
-    looks = zip(COLORS, MARKS, by_scheme(found).items(), strict=False)
-    for color, mark, (name, own) in looks:
+    _each_line(axes, by_scheme(found), of)
+
+
+def _each_line(
+    axes: Axes,
+    some: Mapping[str, Measured],
+    of: Callable[[Measured], Points],
+) -> None:
+    for color, mark, (name, own) in zip(COLORS, MARKS, some.items(), strict=False):
         points = {x: list(values.values()) for x, values in sorted(of(own).items()) if values}
         means = [fmean(values) for values in points.values()]
         spread = [stdev(v) if len(v) > 1 else 0.0 for v in points.values()]
@@ -100,11 +163,10 @@ def _accuracy(found: Measured) -> Figure:
             label = f"{rule} ({'pseudo' if pseudo else 'real'})"
             _point(rules, arm(own, rule, 0.3, pseudo), label, color, mark)
     _point(fixed, own.where(defense="none"), "PruneFL", COLORS[0], "o")
-    for color, rate in zip(COLORS[1:], (0.1, 0.3, 0.6), strict=False):
+    for color, rate in zip(COLORS[1:], FIXED, strict=False):
         label = f"largest (pseudo) {rate:g}"
         _point(fixed, arm(own, "largest", rate, True), label, color, "D")
-    ours = next((d for d in own.values("defense") if d.startswith("pri_prune")), "")
-    _point(fixed, own.where(defense=ours), "PriPrune", COLORS[4], "*")
+    _point(fixed, own.where(defense=_ours(own)), "PriPrune", COLORS[4], "*")
     for color, (name, some) in zip(
         COLORS, by_scheme(found.where(part="table")).items(), strict=False
     ):

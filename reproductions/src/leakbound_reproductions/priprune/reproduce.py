@@ -11,6 +11,13 @@ from leakbound_reproductions.priprune.measured import Measured
 from leakbound_reproductions.priprune.study import Study
 
 FIGURES = (
+    Figure("rates.png", "NMI and PSNR of SGI against the pruning rate.", "figure 2"),
+    Figure(
+        "defense_rounds.png",
+        "Accuracy, NMI of SGI and the withheld share by round, without a defense, with fixed rates "
+        "and with PriPrune.",
+        "figures 8a, 8b and 8d",
+    ),
     Figure(
         "parameters.png",
         "NMI of SGI against the pruning rate, the batch size, the number of weights (by depth) "

@@ -125,8 +125,8 @@ class AdapterWords(Attack):
 
     Args:
         level: of the test for all words of one client. With word tables of two real models and
-            two kinds of text, 0 of 665 lists at .01 named a wrong word, and 1 with public text
-            (95 %: at most .006 and .009).
+            two kinds of text, 1 of 895 lists at .01 named a wrong word, and 1 of 665 with public
+            text (95 %: at most .007 and .009).
 
     Assumptions: what precedes the layer is frozen. The level is a p-value under a model of chance,
         not a certificate: it assumes that words that do not occur meet the update as most of the
