@@ -505,3 +505,21 @@ def test_tables_and_pictures(tmp_path):
     assert (tmp_path / "noise_over_eta.png").read_bytes().startswith(b"\x89PNG")
     promised = [grid.Certificate(4, 0.1, 0.1, 1.0, 900, 1000, 0.9, 1.0)]
     assert "Exceeded by more than a tenth in 1 of 1" in tables.certificates(promised)[-1]
+
+
+def test_figure_2_draws_what_the_law_says(tmp_path):
+    image = torch.full((3, 32, 32), 0.5, dtype=torch.float64)
+    figures.pictured(image, tmp_path)
+    lines = (tmp_path / "rows_pictured.values.csv").read_text().splitlines()[1:]
+    by_name = {"law": [], "drawn": []}
+    for line in lines:
+        _, name, rows, decibels, *_ = line.split(",")
+        by_name[name].append((float(rows), float(decibels)))
+    assert [rows for rows, _ in by_name["drawn"]] == list(figures.ROWS)
+    assert np.allclose(by_name["law"], by_name["drawn"], atol=0.3)
+    # One row: the whole noise, of deviation C times the multiplier, on every pixel.
+    assert by_name["law"][0][1] == pytest.approx(-20 * np.log10(5000 * 5e-4))
+    # Enough rows: the noise multiplier times the norm.
+    norm = 0.5 * 3072**0.5
+    assert by_name["law"][-1][1] < -20 * np.log10(5e-4 * norm)
+    assert (tmp_path / "rows_pictured.png").stat().st_size > 2000

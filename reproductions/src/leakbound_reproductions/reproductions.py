@@ -147,7 +147,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper": "as cpu, with 224 x 224 pixels through ResNet-18, 100 attacked color "
                 "images with 3 restarts, and further tables; hours",
             },
-            ("1", "3", "4", "5"),
+            ("1", "2", "3", "4", "5"),
         ),
         Reproduction(
             "priprune",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
+from torch import Tensor
 
 from leakbound.bounds import from_scratch, identification
+from leakbound.randomness import normal, stream
 from leakbound_reproductions import kept
 from leakbound_reproductions.mean_to_extreme import trap
 from leakbound_reproductions.mean_to_extreme.draws import chi_square
@@ -21,6 +24,11 @@ from leakbound_reproductions.mean_to_extreme.unbiased import (
     unbiased_success,
 )
 
+NOISE = 5e-4
+WIDE = 5000.0
+"""Noise multiplier and clip norm of figure 2."""
+ROWS = 1, 10, 100, 1000, 10_000
+PICTURED = 1, 1000
 BLUE = "#0072b2"
 RED = "#d55e00"
 GREEN = "#009e73"
@@ -69,6 +77,37 @@ def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
         )
         axes.legend(frameon=False)
         kept.figure(figure, folder / "trap_rows.png", 130)
+
+
+def pictured(image: Tensor, folder: Path) -> None:
+    """Figure 2: an image (C, H, W) in [0, 1], read from few rows and from enough.
+
+    The mean of the rows is drawn from its law.
+    """
+    norm = float(image.norm())
+    source = stream(0, "paper C", "figure 2")
+    shown = {"true image": image}
+    reached = []
+    spreads = []
+    for count in ROWS:
+        noise = from_scratch.effective_noise(NOISE, clip_norm=WIDE, norm=norm, rows=count)
+        spreads.append(float(noise) * norm)
+        guess = image + spreads[-1] * normal(image.shape, source, like=image)
+        reached.append(-10 * math.log10(float((guess - image).square().mean())))
+        if count in PICTURED:
+            shown[f"M = {count:,}: {reached[-1]:.0f} dB"] = guess.clamp(0, 1)
+    with matplotlib.rc_context():
+        figure = Figure(figsize=(13, 3.4), layout="constrained")
+        *panels, last = figure.subplots(1, 1 + len(shown))
+        for axes, (title, picture) in zip(panels, shown.items(), strict=True):
+            axes.imshow(picture.permute(1, 2, 0).numpy())
+            axes.set(title=title, xticks=[], yticks=[])
+        last.plot(ROWS, -20 * np.log10(spreads), color=BLUE, label="law")
+        last.plot(ROWS, reached, "o", color=RED, label="drawn")
+        last.axvline((WIDE / norm) ** 2, color=GRAY, ls=":", label="M = (C / |X|)²")
+        last.set(xscale="log", xlabel="rows M of the linear trap", ylabel="PSNR (dB)")
+        last.legend(frameon=False)
+        kept.figure(figure, folder / "rows_pictured.png", 90)
 
 
 def surface(folder: Path) -> None:
