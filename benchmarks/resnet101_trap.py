@@ -1,4 +1,4 @@
-"""Paper C's linear trap beside a ResNet-101: adds a table to docs/results/mean_to_extreme_results.json.
+"""Paper C's linear trap beside a ResNet-101: adds to docs/results/mean_to_extreme_results.json.
 
     python benchmarks/resnet101_trap.py [IMAGES]
 
