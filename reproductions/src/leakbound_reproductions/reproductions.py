@@ -108,7 +108,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper": "the paper's batches of 16, 2,000 attack steps and 640 rounds, on MNIST "
                 "alone; some days on two cores",
             },
-            ("5", "6", "7", "8", "9", "10", "14"),
+            ("2", "5", "6", "7", "8", "9", "10", "14"),
         ),
         Reproduction(
             "systematic_evaluation",

@@ -12,6 +12,7 @@ from leakbound_reproductions.optimal_defenses.points import Key
 from leakbound_reproductions.optimal_defenses.settings import (
     CUT,
     EQUAL,
+    FIGURES,
     KEPT,
     LOUD,
     MAGNITUDE,
@@ -22,6 +23,7 @@ from leakbound_reproductions.optimal_defenses.verdicts import Measured, noise, r
 from leakbound_reproductions.outcome import Figure
 
 NAMED = {"noise": "noise level", "pruning": "pruning rate"}
+SHOWN = {"noise": "noise", "pruning": "pruning", "color": "pruning of color images"}
 LOOKS = (("o-", "#0072b2"), ("s--", "#d55e00"))
 
 
@@ -47,6 +49,12 @@ def all_figures(measured: Measured, folder: Path) -> tuple[Figure, ...]:
         families = {label: [key(n, level) for level in levels] for label, n in names.items()}
         found.append(_scatter(measured, kind, families, folder, papers[0]))
         found.append(_errors(measured, kind, families, folder, papers[1]))
+    if measured.color:
+        colored = {
+            "optimal": [rate(PRUNED, level) for level, _ in FIGURES],
+            "magnitude": [rate(MAGNITUDE, CUT)],
+        }
+        found.append(_scatter(measured.on_color, "color", colored, folder, "figure 2"))
     return (*found, _curves(measured, folder), _layers(measured, folder))
 
 
@@ -67,7 +75,8 @@ def _scatter(
     save(figure, folder / f"{kind}_scatter.png")
     return Figure(
         f"{kind}_scatter.png",
-        f"Reconstruction error against the loss after 5 steps, with {kind}. Lower right is better.",
+        f"Reconstruction error against the loss after 5 steps, with {SHOWN[kind]}. Lower right is "
+        "better.",
         paper,
     )
 

@@ -80,6 +80,11 @@ class Measured:
     color_losses: Mapping[Key, Seeds] = field(default_factory=dict)
     layers_again: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
+    @property
+    def on_color(self) -> Measured:
+        """The same with errors and losses on color images."""
+        return replace(self, naive=self.color, losses=self.color_losses)
+
     def error(self, key: Key, aware: bool = False) -> Seeds:
         """Mean squared errors by seed: the paper's attack, or the best of all that know."""
         return self.aware[key].strongest() if aware else self.naive[key].mse[PAPER]
@@ -113,7 +118,7 @@ def pruning_trade(measured: Measured) -> Claim:
     parts = [same]
     digits = []
     theirs = rate(MAGNITUDE, CUT)
-    colored = replace(measured, naive=measured.color, losses=measured.color_losses)
+    colored = measured.on_color
     for level, source in FIGURES:
         ours = rate(PRUNED, level)
         paper = f"above 0 ({source})"
