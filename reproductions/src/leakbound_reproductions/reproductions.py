@@ -127,7 +127,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
                 "paper": "the paper's model, batches and attacks, in parts; it says their cost "
                 "first",
             },
-            ("3",),
+            ("3", "4"),
             by_parts=True,
         ),
         Reproduction(

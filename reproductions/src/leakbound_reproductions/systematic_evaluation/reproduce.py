@@ -20,6 +20,7 @@ from leakbound_reproductions.outcome import Figure, Outcome, Tell
 from leakbound_reproductions.systematic_evaluation import (
     evaluation,
     evaluation_claims,
+    features_figure,
     own_scale,
     theory_claims,
     tradeoff_figure,
@@ -61,6 +62,12 @@ FIGURES = (
         "Error of the tensor attack on two-layer networks against the width, under noise, and "
         "under dropout and pruning. Last panel: the share of the Jacobian that pruning withholds.",
     ),
+    Figure(
+        "features.png",
+        "PSNR of paper B's attack with and without features under each defense: means, lowest and "
+        "highest round.",
+        "figure 4",
+    ),
 )
 
 
@@ -101,7 +108,10 @@ def reproduce(
         *judged(evaluation_claims.claims(pictures, _scale(scale)), _longest(scale)),
     ]
     pages = ("theory.md", "evaluation.md")
-    return Outcome(_ordered(claims), FIGURES, settings(scale, color), pages)
+    figures = [*FIGURES[:2]]
+    if features_figure.draw(pictures, folder / FIGURES[2].file):
+        figures.append(FIGURES[2])
+    return Outcome(_ordered(claims), tuple(figures), settings(scale, color), pages)
 
 
 def _ordered(claims: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -143,6 +153,8 @@ def _own_scale(folder: Path, workers: int, color: str, tell: Tell, jobs: Jobs) -
     if {*BEHIND_CLAIMS} <= run:
         tradeoff_figure.draw(found, folder / "evaluation.png")
         figures.append(FIGURES[0])
+    if features_figure.draw(found, folder / FIGURES[2].file):
+        figures.append(FIGURES[2])
     about = _about(wanted, steps, color, device)
     kept.page(folder / own_scale.PAGE, own_scale.page(after, wanted, found, about))
     return Outcome(_ordered(claims), tuple(figures), about, tuple(pages))
