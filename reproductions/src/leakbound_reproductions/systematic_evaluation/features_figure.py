@@ -51,7 +51,8 @@ def draw(found: Measured, path: Path) -> bool:
                 axes.vlines(places, low, high, color="k", lw=0.8)
             axes.set(title=data)
         panels[0].set_ylabel("PSNR (dB)")
-        panels[0].legend(frameon=False)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
         kept.figure(figure, path, 100)
     return True
 
