@@ -29,9 +29,9 @@ WORDS = (
     "A client trains LoRA of rank 16 on queries and values of a Llama-like model of two layers and "
     "random weights. It takes 5 steps of AdamW on 4 texts of 32 tokens, drawn by Zipf's law "
     "(`benchmarks/large_tables.py`). *s* and *GB* are those of the attack in a process of its own, "
-    "from start to end. They are of two threads of a busy machine without AVX-512. The memory is "
-    "the largest that the operating system counts, with the pages of the base's file. One client "
-    "a line."
+    "from start to end. They are of two threads without AVX-512, of an idle machine (first line) "
+    "and a busy one. Memory is the largest that the operating system counts, with the base's file. "
+    "One client a line."
 )
 
 
