@@ -275,6 +275,6 @@ def test_a_figure_of_the_paper_is_written_with_its_values(monkeypatch, tmp_path,
     assert "figure 9 is not drawn at scale minutes" in capsys.readouterr().out
     assert ran(NAME, "--out", out, "--figure", "7") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "figure is '7'; of paper D, these figures are drawn: 3, 4a, 4b, 5a" in said
+    assert "figure is '7'; of paper D, these figures are drawn: 2, 3, 4a, 4b, 5a" in said
     assert ran("all", "--out", out, "--figure", "3") == 2
     assert "name one paper" in capsys.readouterr().err

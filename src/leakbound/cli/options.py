@@ -528,7 +528,7 @@ class BoundOptions(TrainingOptions):
         "Output": "explain delta out json",
     }
     RARE: ClassVar = (
-        "schema person people_mean dim norm size channels exclude eta delta audience share "
+        "schema person people_mean dim norm size channels exclude ncc eta delta audience share "
         "labels_known"
     )
 
@@ -577,7 +577,7 @@ class Calibrate(TrainingOptions):
     }
     RARE: ClassVar = (
         "schema person people_mean dim norm size channels exclude input_range delta audience unit "
-        "labels_known radius"
+        "labels_known noise_std radius"
     )
 
     target: Annotated[str, Option("TARGET")]
@@ -590,11 +590,11 @@ class Calibrate(TrainingOptions):
     ] = "noise_multiplier"
     """The quantity to find: noise_multiplier, clip_norm, steps or sampling_rate."""
     plan: File = None
-    """A plan with a [utility] table: find the noise_std of each of its defenses at a utility that
+    """A plan with a [utility] table. Find the noise_std of each of its defenses at a utility that
     you accept. The target is "loss<=0.05", "points<=2" (of test accuracy) or "noise<=0.01" (what
     equal noise of this standard deviation costs)."""
     deployment: File = None
-    """A deployment file: find the noise multiplier for it, over all its rounds."""
+    """A deployment file. Find the noise multiplier for all its rounds."""
     audience: Audiences = EVERYONE
     """With --deployment: who must not reconstruct."""
     unit: Annotated[
