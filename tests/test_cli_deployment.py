@@ -212,3 +212,14 @@ def test_the_file_says_what_an_intruder_knows(file, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["attackers"] == []
     assert "record.known is not used" in printed.err
+
+
+def test_a_correlation_counts_whole_images(capsys, tmp_path):
+    path = tmp_path / "known.toml"
+    ready = Path(__file__).parents[1] / "examples" / "ci-gate" / "deployment.toml"
+    path.write_text(ready.read_text("utf-8") + '\n[record]\nknown = "region:top"\n', "utf-8")
+    asked = ("bound", "--deployment", path, "--data", "digits", "--ncc", 0.9)
+    assert call(*asked) == 2
+    assert "ncc counts whole images, but known is 'region:top'" in capsys.readouterr().err
+    assert call(*asked, "--known", "none") == 1  # undecided
+    assert "NCC 0.9" in capsys.readouterr().out

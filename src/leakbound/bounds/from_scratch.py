@@ -234,7 +234,7 @@ def typical_correlation(
     """The normalized cross-correlation of X with the trap's answer X + noise |X| xi, typically.
 
     sqrt(share / (share + N noise^2)), where `share` in (0, 1] is the variance of X's values over
-    their mean square. About half of all answers exceed it, so it is no bound. The law of a
+    their mean square. Half of all answers or more exceed it, so it is no bound. The law of a
     correlation c is that of `exact` for N - 1 values at eta = 1 - c^2 and norm sqrt(N - 1).
 
     Source: paper C, proposition A.2; docs/errata.md, C19.

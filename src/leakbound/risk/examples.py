@@ -171,11 +171,13 @@ class Examples:
         "none" says that nobody knows a part.
 
         Raises:
-            ValueError: it names no part of these data.
+            ValueError: it names no part of these data, or they count by correlation.
         """
         if self.form is None:
             return None if text == NOTHING else text
         named = as_marked(self.form, text or "") or None
+        if named is not None and self.correlated:
+            raise ValueError(f"ncc counts whole images, but known is {named!r}; leave one out")
         if named is not None:
             known_parts(self.form, named)
         return named
