@@ -483,7 +483,7 @@ def test_a_run_keeps_its_parts_and_a_second_one_computes_nothing(monkeypatch, tm
     numbers = {number for figure in first.figures for number in figure.numbers}
     assert numbers == {*REPRODUCTIONS["mean_to_extreme"].figures}
     drawn = [f for f in first.figures if f.file not in ("noise_over_eta.png", "risk_surface.png")]
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     for figure in drawn:
         assert (tmp_path / figure.file).read_bytes().startswith(b"\x89PNG")
     assert told[-1] == ("attacks of claim 3-9", 14, 14)

@@ -706,8 +706,9 @@ def test_the_papers_own_scale_runs_in_parts(tmp_path, monkeypatch, capsys):
 
     def states():
         text = (tmp_path / own_scale.PAGE).read_text(encoding="utf-8")
-        rows = [line.split(" | ") for line in text.splitlines() if " of " in line and "|" in line]
-        return {row[0].strip("| "): (row[2], row[3]) for row in rows[1:]}, text
+        rows = [line.split(" | ") for line in text.splitlines()]
+        costs = [row for row in rows if len(row) == len(own_scale.HEADS) and " of " in row[2]]
+        return {row[0].strip("| "): (row[2], row[3]) for row in costs}, text
 
     with pytest.raises(ValueError, match="parts is 'table-2'"):
         run(parts=("table-2",))

@@ -121,7 +121,8 @@ class _Run:
 
     def picture(self) -> torch.Tensor:
         """The image of figure 2, in the paper's size."""
-        source = data.load(self.color, size=SIDE, channels=3, limit=self.setting.tiles)
+        source = data.load(self.color, size=SIDE, channels=3, limit=1)
+        note_data(self.folder, f"{self.color} {SIDE} x {SIDE} x 3", source)
         image: torch.Tensor = source.inputs[0].double()
         return image
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +12,7 @@ from leakbound import audit
 from leakbound.assess import Assessment
 from leakbound.cli import kit
 from leakbound.report.best_attack import measured, squared_errors
+from leakbound_reproductions.pages import table
 from leakbound_reproductions.paired import gain
 from leakbound_reproductions.systematic_evaluation.measured import Measured, grouped, label
 from leakbound_reproductions.systematic_evaluation.parts import PLACES, Part
@@ -183,11 +184,11 @@ def page(
         "",
         about,
         "",
-        *_table(HEADS, (cost.row for cost in costs_of)),
+        *table(HEADS, (cost.row for cost in costs_of)),
         "",
         "## The paper's settings, line by line",
         "",
-        *_table(("the paper", "here", "why"), SETTINGS),
+        *table(("the paper", "here", "why"), SETTINGS),
     ]
     for part in wanted:
         cells = found.cells[part.data, part.name]
@@ -206,7 +207,7 @@ def _measured(part: Part, cells: Sequence[Assessment]) -> list[str]:
         (*map(str, key), *_numbers([cell for cell in own if cell.status == "ok"]))
         for key, own in groups.items()
     )
-    return _table(heads, rows)
+    return table(heads, rows)
 
 
 def _numbers(cells: Sequence[Assessment]) -> tuple[str, ...]:
@@ -243,7 +244,3 @@ def around(values: Sequence[float]) -> str:
         return f"{values[0]:.3g}" if values else "–"
     found = gain(values)
     return f"{found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows)]
