@@ -141,8 +141,9 @@ def _raw_output(
         ) from error
 
 
-def fitted(task: Task, inputs: Tensor) -> Task:
-    """The task with its loss in the form that fits the model's outputs for inputs (B, *S).
+def fitted(task: Task, inputs: Tensor) -> tuple[Task, Tensor]:
+    """The task with its loss in the form that fits the model's outputs for inputs (B, *S), and
+    these outputs, as of `forward`, without a gradient.
 
     A loss of the user's own gets the model's dict, tuple or list as it is: elsewhere all of its
     tensors count as one row (B, K) of outputs. Of outputs (B, K, *S) the form of labels is found
@@ -157,7 +158,7 @@ def fitted(task: Task, inputs: Tensor) -> Task:
         ...     def forward(self, x):
         ...         return {"class": super().forward(x), "size": x.sum(1, keepdim=True)}
         >>> own = Task.of(Heads(4, 2), loss=lambda heads, labels: heads["class"].square().mean())
-        >>> forward(fitted(own, torch.ones(1, 4)), torch.ones(1, 4)).shape
+        >>> fitted(own, torch.ones(1, 4))[1].shape
         torch.Size([1, 3])
     """
     with torch.no_grad():
@@ -166,9 +167,9 @@ def fitted(task: Task, inputs: Tensor) -> Task:
     if isinstance(output, tuple | list | Mapping) and _own_logits(output) is None:
         if loss.targets == "any" and not isinstance(loss.function, losses.OutputParts):
             loss = replace(loss, function=losses.OutputParts.of(loss.function, output, len(inputs)))
-        _logits(output, loss)
-        return replace(task, loss=loss)
-    return replace(task, loss=losses.fitted(loss, _logits(output, loss)))
+        return replace(task, loss=loss), _logits(output, loss)
+    logits = _logits(output, loss)
+    return replace(task, loss=losses.fitted(loss, logits)), logits
 
 
 class OneExample(NotApplicable, ValueError):
@@ -276,8 +277,6 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
 
-CALLS = 3
-"""How often a model is called to see whether it repeats itself."""
 REPEATS = 1e-4
 """The relative difference of gradients that rounding on other kernels may explain."""
 
@@ -303,28 +302,26 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
         tensors[name].data = own if name in task.frozen else own.clone()
     first = _slopes(model, inputs, task.loss)
     drawn = generators.states()
-    for _ in range(CALLS - 1):
-        again = _slopes(model, inputs, task.loss)
-        if generators.states() != drawn:
-            raise ValueError(
-                "the model draws random numbers when it is called, as F.dropout(x) does, so its "
-                "gradient differs from call to call and no attack can repeat the client's; draw "
-                "only in training mode (F.dropout(x, training=self.training)), and call model."
-                "eval()"
-            )
-        apart = float((again - first).norm() / first.norm().clamp_min(1e-30))
-        if apart > REPEATS:
-            moved = [
-                name
-                for name, value in model.named_buffers()
-                if name in task.buffers and not torch.equal(value, task.buffers[name])
-            ]
-            where = f" ({', '.join(moved[:5])})" if moved else ""
-            raise ValueError(
-                f"the model changes its own state when it is called{where}: at the same weights "
-                f"and inputs, the gradient of call {CALLS} differs from the first by {apart:.1%}, "
-                "so no attack can repeat the client's; call model.eval(), or keep the state fixed"
-            )
+    again = _slopes(model, inputs, task.loss)
+    if generators.states() != drawn:
+        raise ValueError(
+            "the model draws random numbers when it is called, as F.dropout(x) does, so its "
+            "gradient differs from call to call and no attack can repeat the client's; draw only "
+            "in training mode (F.dropout(x, training=self.training)), and call model.eval()"
+        )
+    apart = float((again - first).norm() / first.norm().clamp_min(1e-30))
+    if apart > REPEATS:
+        moved = [
+            name
+            for name, value in model.named_buffers()
+            if name in task.buffers and not torch.equal(value, task.buffers[name])
+        ]
+        where = f" ({', '.join(moved[:5])})" if moved else ""
+        raise ValueError(
+            f"the model changes its own state when it is called{where}: at the same weights and "
+            f"inputs, the second call's gradient differs from the first by {apart:.1%}, so no "
+            "attack can repeat the client's; call model.eval(), or keep the state fixed"
+        )
 
 
 def _slopes(

@@ -923,11 +923,9 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     try:
         if tokens:
             image = reading.probes(task, shape[0], input_shape)
-        task = client.fitted(task, image)
+        task, output = client.fitted(task, image)
         if not tokens:
             client.refuse_codes(task, input_shape)
-        with torch.no_grad():
-            output = client.forward(task, image)
     except (NotApplicable, client.WrongOutput) as error:
         raise ValueError(str(error)) from None
     except Exception as error:

@@ -69,11 +69,13 @@ random BERT are at most .73 near.
 """
 COMMON = 4096
 """The most frequent tokens, whose echoes in other tokens are counted."""
+TYPICAL = 1024
+"""About so many tokens show the usual echo; more would take time and hardly change it."""
 RARE = 10
 """Without public text, token i is as frequent as 1 / (i + RARE): tokenizers sort by frequency."""
 MERGED = ""
 """In place of B: the adapter was added to the weight."""
-PART = 2**14
+PART = 2**11
 """Rows of the word table that are worked on at a time, where copies take memory."""
 FEWEST = 50
 """Tokens for each direction of the rows that the law of the others needs."""
@@ -558,10 +560,10 @@ def _squares(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Law:
-    """A mean (k, 1) and the root of a covariance (k, k), lower triangular."""
+    """A mean (k, 1) and what gives columns of a covariance that of white noise (k, k)."""
 
     middle: Tensor
-    root: Tensor
+    whitens: Tensor
 
     @staticmethod
     def of(numbers: Tensor, share: float = 1.0) -> _Law:
@@ -571,12 +573,13 @@ class _Law:
         apart = some - middle
         covariance = apart @ apart.T / (some.shape[1] * share)
         root = torch.linalg.cholesky(covariance)
-        return _Law(middle.to(numbers), root.to(numbers))
+        identity = torch.eye(len(root), dtype=root.dtype)
+        whitens = torch.linalg.solve_triangular(root, identity, upper=False)
+        return _Law(middle.to(numbers), whitens.to(numbers))
 
     def squares(self, numbers: Tensor) -> Tensor:
         """(n,) squared lengths in units of this law."""
-        white = torch.linalg.solve_triangular(self.root, numbers - self.middle, upper=False)
-        return white.square().sum(0)
+        return (self.whitens @ (numbers - self.middle)).square().sum(0)
 
 
 def _frequencies(observation: Observation, tokens: Tensor) -> Tensor:
@@ -626,5 +629,5 @@ def _echoes(
         own = torch.isin(some, common) * shares[some].to(atoms)
         return (whole - own).clamp_min(0)
 
-    usual = held(torch.arange(0, len(atoms), max(1, len(atoms) // COMMON))).median()
+    usual = held(torch.arange(0, len(atoms), max(1, len(atoms) // TYPICAL))).median()
     return (held(torch.tensor(chosen, dtype=torch.int64)) / usual).clamp_min(1.0)

@@ -222,18 +222,18 @@ class FirstLayer:
         not_called: list[str] = []
         most = 1 + decodes(task.model)
         for pair in pairs:
-            called = _called(task, pair, drawn)
-            if called is None:
+            called, inputs = _called(task, pair, drawn)
+            if inputs is None:
                 not_called.append(pair.hook)
                 continue
-            seen = inputs_of(task, called, drawn).double().cpu()
+            seen = inputs.double().cpu()
             same = next((hook for hook, held in first.items() if _same(held, seen)), None)
             mixed = _differ(seen[0, ::2], seen[1, ::2])
             if same is None and len(found) < most and not mixed:
                 alone = inputs_of(task, called, every).double().cpu()
                 if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
                     continue
-                if seen_by(task, [called], drawn)[called] is None:
+                if seen_by(task, [called], drawn[:1])[called] is None:
                     raise NotApplicable(
                         f"the model calls {called!r} several times, as with layers that share "
                         "weights (ALBERT): its change is also that of later layers' inputs; this "
@@ -287,14 +287,15 @@ def _called(
     task: Task,
     pair: Pair,
     sequences: Tensor,
-) -> str | None:
-    """The module that gets the inputs of an adapter: A, or the layer of an adapter like DoRA."""
+) -> tuple[str, Tensor | None]:
+    """The module that gets the inputs of an adapter, which is A, or the layer of an adapter like
+    DoRA, and what it gets; None if neither is called.
+    """
     layer, adapter, _ = pair.hook.partition(".lora_A")
     for name in (pair.hook, *((layer,) if adapter else ())):
         with suppress(NotApplicable):
-            inputs_of(task, name, sequences)
-            return name
-    return None
+            return name, inputs_of(task, name, sequences)
+    return pair.hook, None
 
 
 def _earliest(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,12 @@ from leakbound.engines.path import unchanging
 from leakbound.losses import named, next_labels
 from leakbound.randomness import permutation, stream
 
-NUMBERS = 1 << 24
-"""Most activations (tokens times width) that one call of the model computes per layer."""
+NUMBERS = 1 << 22
+"""Most activations (tokens times width) that one call of the model computes per layer: they fit in
+a processor's cache.
+"""
+SHORT = 8
+"""Places that show which tables get the tokens."""
 SAME = 1e-4
 OWN = 0.5
 """Relative change of a layer's input that counts as none, for rounding; share of the largest weight
@@ -209,6 +214,10 @@ def handed_on(task: Task) -> bool:
     return unchanging(task, ids, embeddings(task)[0], whole=False)
 
 
+_EMBEDDINGS: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
+"""The tables found, for a run takes time: by model, then by vocabulary, length and padding."""
+
+
 def embeddings(task: Task) -> list[str]:
     """The modules `nn.Embedding`, trained or not, that the model calls with the tokens.
 
@@ -216,15 +225,27 @@ def embeddings(task: Task) -> list[str]:
         NotApplicable: there is none.
     """
     domain = token_domain(task)
+    known = _EMBEDDINGS.setdefault(task.model, {})
+    kind = (domain.vocabulary, domain.length, domain.padding)
+    if kind not in known:
+        known[kind] = _embeddings(task, domain)
+    if not known[kind]:
+        raise NotApplicable("the model calls no nn.Embedding with the tokens")
+    return known[kind]
+
+
+def _embeddings(task: Task, domain: TokenDomain) -> list[str]:
     ids = probe(domain).to(task.parameters.device)
-    calls = _calls(task, ids, nn.Embedding)
+    short = ids[:, :SHORT]  # large output layers take time at each place
+    try:
+        calls = _calls(task, short, nn.Embedding)
+        ids = short
+    except Exception:  # the model takes whole sequences only
+        calls = _calls(task, ids, nn.Embedding)
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
     # Tables of places may get tokens, too, whose number alone they use.
     modules: dict[str, Any] = {name: task.model.get_submodule(name) for name in read}
-    read = [name for name in read if modules[name].num_embeddings >= domain.vocabulary]
-    if not read:
-        raise NotApplicable("the model calls no nn.Embedding with the tokens")
-    return read
+    return [name for name in read if modules[name].num_embeddings >= domain.vocabulary]
 
 
 def touched(row: SentRow) -> Tensor | None:
