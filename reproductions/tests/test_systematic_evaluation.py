@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from matplotlib.image import imsave
 from msgspec.structs import replace
 
 from leakbound._util.text import plain
@@ -47,6 +48,7 @@ from leakbound_reproductions.systematic_evaluation import (
 from leakbound_reproductions.systematic_evaluation.measured import Measured, family, label
 
 BLIND = 0.3
+PICTURE = "0123456789abcdef.png"
 
 
 def _psnr(error):
@@ -95,6 +97,7 @@ def _cell(cell, part, error, span):
         features=Features(layer="1", span=span),
         bounds=(FLOOR,) if part == "floors" else (),
         verdict="undecided",
+        pictures={"truth": PICTURE, "reconstruction": PICTURE},
     )
 
 
@@ -130,6 +133,8 @@ def _made(folder, error_of, loss_of, wanted=None, span_of=lambda defense, batch,
         units = []
         for unit in part.plan.trainings():
             units.append(_training(unit, loss_of(_named(unit.defense), unit.seed)))
+        (place / "pictures").mkdir()
+        imsave(place / "pictures" / PICTURE, np.eye(8))
         for file, lines in (("records.jsonl", rows), ("utility.jsonl", units)):
             (place / file).write_bytes(b"".join(map(encode, lines)))
     return Measured.read(wanted, folder)

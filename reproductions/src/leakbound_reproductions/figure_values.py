@@ -37,13 +37,17 @@ class Value:
     shade: float | None = None
 
 
-def table(figure: Figure) -> str:
-    """All values as CSV. Bands, pictures and lines that mark a place of an axis are left out."""
+def table(figure: Figure, more: Iterable[Value] = ()) -> str:
+    """All values as CSV, then more that no line shows.
+
+    Bands, pictures and lines that mark a place of an axis are left out.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([field.name for field in fields(Value)])
     panels = (axes for axes in figure.axes if axes.get_label() != COLORS)
     writer.writerows(astuple(value) for axes in panels for value in values(axes))
+    writer.writerows(map(astuple, more))
     return out.getvalue()
 
 

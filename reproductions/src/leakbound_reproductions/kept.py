@@ -16,6 +16,8 @@ from leakbound.data.sources import Dataset
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from leakbound_reproductions.figure_values import Value
+
 DATA = "data.json"
 
 
@@ -77,8 +79,13 @@ def page(path: Path, lines: Iterable[str]) -> None:
     kit.write(path, ("\n".join(lines) + "\n").encode())
 
 
-def figure(drawn: Figure, path: Path, dpi: int) -> None:
-    """Write a figure as PNG, and its values as CSV beside it.
+def figure(
+    drawn: Figure,
+    path: Path,
+    dpi: int,
+    more: Iterable[Value] = (),
+) -> None:
+    """Write a figure as PNG, and its values, and more that it does not plot, as CSV beside it.
 
     The same figure gives the same bytes.
     """
@@ -87,7 +94,7 @@ def figure(drawn: Figure, path: Path, dpi: int) -> None:
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     kit.write(path, buffer.getvalue())
-    kit.write(values_of(path), figure_values.table(drawn).encode())
+    kit.write(values_of(path), figure_values.table(drawn, more).encode())
 
 
 def values_of(path: Path) -> Path:

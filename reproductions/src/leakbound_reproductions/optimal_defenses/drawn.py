@@ -1,14 +1,16 @@
-"""The paper's figures, redrawn: error against loss, error by level, training curves."""
+"""The paper's figures, redrawn: errors, losses, training curves, reconstructions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from leakbound_reproductions.gallery import Strip, draw
 from leakbound_reproductions.optimal_defenses.figures import layers, plot, save
-from leakbound_reproductions.optimal_defenses.points import Key
+from leakbound_reproductions.optimal_defenses.points import Key, first_records
 from leakbound_reproductions.optimal_defenses.settings import (
     CUT,
     EQUAL,
@@ -17,14 +19,29 @@ from leakbound_reproductions.optimal_defenses.settings import (
     LOUD,
     MAGNITUDE,
     PRUNED,
+    Setting,
 )
 from leakbound_reproductions.optimal_defenses.settings import OURS as OPTIMAL
 from leakbound_reproductions.optimal_defenses.verdicts import Measured, noise, rate
 from leakbound_reproductions.outcome import Figure
 
-NAMED = {"noise": "noise level", "pruning": "pruning rate"}
-SHOWN = {"noise": "noise", "pruning": "pruning", "color": "pruning of color images"}
+NAMED = {
+    "noise": "noise level",
+    "pruning": "pruning rate",
+    "color_noise": "noise level, on color images",
+}
+SHOWN = {
+    "noise": "noise",
+    "pruning": "pruning",
+    "color": "pruning on color images",
+    "color_noise": "noise on color images",
+}
 LOOKS = (("o-", "#0072b2"), ("s--", "#d55e00"))
+GALLERIES = {
+    "naive": ("noise_gallery.png", "figure 11"),
+    "color": ("color_gallery.png", "figure 3"),
+}
+"""By audit: the file of its reconstructions, and the paper's figure."""
 
 
 def all_figures(measured: Measured, folder: Path) -> tuple[Figure, ...]:
@@ -50,12 +67,54 @@ def all_figures(measured: Measured, folder: Path) -> tuple[Figure, ...]:
         found.append(_scatter(measured, kind, families, folder, papers[0]))
         found.append(_errors(measured, kind, families, folder, papers[1]))
     if measured.color:
-        colored = {
-            "optimal": [rate(PRUNED, level) for level, _ in FIGURES],
-            "magnitude": [rate(MAGNITUDE, CUT)],
-        }
-        found.append(_scatter(measured.on_color, "color", colored, folder, "figure 2"))
-    return (*found, _curves(measured, folder), _layers(measured, folder))
+        found += _on_color(measured.on_color, folder)
+    found += [_curves(measured, folder), _layers(measured, folder)]
+    return (*found, *_galleries(setting, folder))
+
+
+def _on_color(colored: Measured, folder: Path) -> list[Figure]:
+    pruned = {
+        "optimal": [rate(PRUNED, level) for level, _ in FIGURES],
+        "magnitude": [rate(MAGNITUDE, CUT)],
+    }
+    levels = colored.setting.color_noises
+    noisy = {
+        label: [noise(name, level) for level in levels]
+        for label, name in (("optimal", OPTIMAL), ("equal", EQUAL))
+    }
+    return [
+        _scatter(colored, "color", pruned, folder, "figure 2"),
+        _scatter(colored, "color_noise", noisy, folder, "figure 4"),
+        _errors(colored, "color_noise", noisy, folder, "figure 13"),
+        _losses(colored, noisy, folder),
+    ]
+
+
+def _galleries(setting: Setting, folder: Path) -> list[Figure]:
+    """Reconstructions of the first batch, under the defenses that the paper shows."""
+    quiet = max(level for level in setting.noises if level < LOUD)
+    shown = {
+        "naive": {
+            f"equal noise {quiet:g}": noise(EQUAL, quiet),
+            f"optimal noise {LOUD:g}": noise(OPTIMAL, LOUD),
+        },
+        "color": {
+            f"{CUT:.0%} magnitude pruning": rate(MAGNITUDE, CUT),
+            f"{KEPT:.0%} optimal pruning": rate(PRUNED, KEPT),
+        },
+    }
+    found = []
+    for name, defenses in shown.items():
+        own = folder / name
+        records = first_records(own) if own.exists() else {}
+        strips = [
+            Strip(label, records[key], own) for label, key in defenses.items() if key in records
+        ]
+        file, paper = GALLERIES[name]
+        if draw({"images": strips}, folder / file):
+            caption = "The first batch, and what the paper's attack makes of it under each defense."
+            found.append(Figure(file, caption, paper))
+    return found
 
 
 def _mean(values: Mapping[int, float]) -> float:
@@ -65,13 +124,12 @@ def _mean(values: Mapping[int, float]) -> float:
 def _scatter(
     measured: Measured, kind: str, families: dict[str, list[Key]], folder: Path, paper: str
 ) -> Figure:
-    figure, (axes,) = plot(1, 1, (6, 4.2))
-    for (label, keys), (look, color) in zip(families.items(), LOOKS, strict=True):
-        x = [_mean(measured.error(key)) for key in keys]
-        axes.plot(x, [_mean(measured.losses[key]) for key in keys], look, color=color, label=label)
+    figure, axes = _lines(
+        families,
+        lambda key: (_mean(measured.error(key)), _mean(measured.losses[key])),
+    )
     axes.set(xscale="log", xlabel="mean squared error of the reconstruction")
     axes.set_ylabel("loss after 5 steps")
-    axes.legend(frameon=False)
     save(figure, folder / f"{kind}_scatter.png")
     return Figure(
         f"{kind}_scatter.png",
@@ -84,18 +142,33 @@ def _scatter(
 def _errors(
     measured: Measured, kind: str, families: dict[str, list[Key]], folder: Path, paper: str
 ) -> Figure:
-    figure, (axes,) = plot(1, 1, (6, 4.2))
-    for (label, keys), (look, color) in zip(families.items(), LOOKS, strict=True):
-        levels = [key.level for key in keys]
-        values = [_mean(measured.error(key)) for key in keys]
-        axes.plot(levels, values, look, color=color, label=label)
+    figure, axes = _lines(families, lambda key: (key.level, _mean(measured.error(key))))
     axes.set(yscale="log", ylabel="mean squared error of the reconstruction")
-    axes.set_xlabel("noise (root mean square)" if kind == "noise" else "share withheld")
-    if kind == "noise":
+    axes.set_xlabel("share withheld" if kind == "pruning" else "noise (root mean square)")
+    if kind != "pruning":
         axes.set_xscale("log")
-    axes.legend(frameon=False)
     save(figure, folder / f"{kind}_error.png")
     return Figure(f"{kind}_error.png", f"Reconstruction error by {NAMED[kind]}.", paper)
+
+
+def _losses(measured: Measured, families: dict[str, list[Key]], folder: Path) -> Figure:
+    figure, axes = _lines(families, lambda key: (key.level, _mean(measured.losses[key])))
+    axes.set(xscale="log", xlabel="noise (root mean square)", ylabel="loss after 5 steps")
+    save(figure, folder / "color_noise_loss.png")
+    caption = f"Loss after 5 steps by {NAMED['color_noise']}."
+    return Figure("color_noise_loss.png", caption, "figure 12")
+
+
+def _lines(
+    families: Mapping[str, Sequence[Key]], point: Callable[[Key], tuple[float, float]]
+) -> tuple[Any, Any]:
+    """A line for each of two families, through a point for each of its defenses."""
+    figure, (axes,) = plot(1, 1, (6, 4.2))
+    for (label, keys), (look, color) in zip(families.items(), LOOKS, strict=True):
+        x, y = zip(*map(point, keys), strict=True)
+        axes.plot(x, y, look, color=color, label=label)
+    axes.legend(frameon=False)
+    return figure, axes
 
 
 def _curves(measured: Measured, folder: Path) -> Figure:

@@ -79,6 +79,18 @@ def read(folder: Path) -> dict[Key, Point]:
     return dict(points)
 
 
+def first_records(folder: Path) -> dict[Key, Assessment]:
+    """The record of each defense in an audit's first round."""
+    found: dict[Key, Assessment] = {}
+    for record in read_records(folder / "records.jsonl", Assessment):
+        if isinstance(record, Damage):
+            raise record
+        key = key_of(record.defense.name, record.defense.parameters)
+        if key not in found or record.seed < found[key].seed:
+            found[key] = record
+    return found
+
+
 def _add(point: Point, record: Assessment | Training) -> None:
     seed = record.seed
     if isinstance(record, Training):

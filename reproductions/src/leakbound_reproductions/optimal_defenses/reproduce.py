@@ -86,8 +86,14 @@ def _audited(name: str, plan: Plan, folder: Path, workers: int, tell: Tell) -> d
     def watch(now: audit.Progress) -> None:
         tell(WORDS[name], now.done, now.total)
 
-    only = "training" in name
-    done = audit.audit(plan, own, workers=workers, pictures=False, watch=watch, trainings_only=only)
+    done = audit.audit(
+        plan,
+        own,
+        workers=workers,
+        pictures=name in drawn.GALLERIES,
+        watch=watch,
+        trainings_only="training" in name,
+    )
     if done.failed:
         raise ValueError(f"{done.failed} units of {str(own)!r} failed; see records.jsonl there")
     return points.read(own)
@@ -160,9 +166,9 @@ def _settings(setting: Setting, color: str) -> str:
     fresh = f"{setting.again} seeds from {FRESH} on"
     again = f"Claims 0-3 (errors) and 0-5 again: {fresh}. " if setting.again else ""
     return (
-        "MNIST (5,000 images) and the paper's SimpleConvNet with LeakyReLU and random weights; "
-        f"the paper's figures 4, 12 and 13 use CIFAR-10. Figures 2 and 3: color images ({color}, "
-        f"32 x 32). Errors: batches of {setting.batch_size}, Inverting Gradients as the paper "
+        "MNIST (5,000 images) and the paper's SimpleConvNet with LeakyReLU and random weights. "
+        f"Figures 2, 3, 4, 12 and 13, of CIFAR-10 in the paper: color images ({color}, 32 x 32). "
+        f"Errors: batches of {setting.batch_size}, Inverting Gradients as the paper "
         f"runs it (cosine distance, TV 1e-6, signed Adam at 0.2, labels known), {setting.steps} "
         f"steps, {setting.seeds} seeds. {again}Attacks that know the defense: {aware}. Losses: 5 "
         f"steps of Adam on one batch of 64 from 4 clients, {setting.seeds} seeds; "

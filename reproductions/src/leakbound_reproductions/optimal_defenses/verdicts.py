@@ -128,12 +128,7 @@ def pruning_trade(measured: Measured) -> Claim:
         words = f"color, {text}: higher error"
         parts.append(Part(words, gains, POSITIVE, unit="dB", paper=paper))
         parts.append(Part(f"color, {text}: lower loss", lower, POSITIVE, paper=paper))
-        mean, interval = student(_lower(measured, ours, theirs))
-        low, high = interval(0.95)
-        digits.append(
-            f"MNIST, not judged, {text}: {_decibels(measured, ours, theirs)}, loss lower by "
-            f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-        )
+        digits.append(f"MNIST, not judged, {text}: {_told(measured, ours, theirs)}")
     digits.append(
         "For MNIST, section D.1.1 claims 'similar privacy' for 80 % against 90 % (see 0-3) and "
         "nothing for 70 %"
@@ -156,6 +151,13 @@ def pruning_trade(measured: Measured) -> Claim:
         remarks(*digits, _knowing(measured, keys)),
     )
     return _apart(found, same)
+
+
+def _told(measured: Measured, ours: Key, theirs: Key) -> str:
+    mean, interval = student(_lower(measured, ours, theirs))
+    low, high = interval(0.95)
+    lower = f"loss lower by {mean:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{_decibels(measured, ours, theirs)}, {lower}"
 
 
 def _lower(measured: Measured, ours: Key, theirs: Key) -> list[float]:
@@ -228,6 +230,12 @@ def noises(measured: Measured) -> Claim:
         text = f"noise {a.level:g}: error differs by less than a factor of two"
         gains = _gains(measured, a, b)
         parts.append(Part(text, gains, ALIKE, unit="dB", paper="0 (figure 8)"))
+    on_color = measured.on_color
+    colored = [
+        f"Color, not judged, noise {x:g}: {_told(on_color, noise(OURS, x), noise(EQUAL, x))}"
+        for x in measured.setting.color_noises
+        if noise(OURS, x) in measured.color
+    ]
     ours, theirs = (measured.trained[noise(name, LOUD)] for name in (OURS, EQUAL))
     text = f"noise {LOUD:g}: loss after {rounds} rounds is lower"
     faster = _less(theirs.late, ours.late)
@@ -240,7 +248,7 @@ def noises(measured: Measured) -> Claim:
         "0-4",
         "At the same noise scale optimal noise protects comparably and trains faster; it has the "
         "better trade-off of error against loss.",
-        "sections 4.2, D.1.2 and D.2, figures 4, 8, 9 and 10",
+        "sections 4.2 and D.1.2 to D.3, figures 4, 8, 9, 10, 12 and 13",
         _scale(measured) + ". Both noises have the same root mean square. Neither is clipped; "
         "the paper clips both at 1 (appendix C). Losses: after 5 steps of "
         f"Adam on one batch of 64, and from {len(faster)} training runs per "
@@ -249,7 +257,7 @@ def noises(measured: Measured) -> Claim:
         f"Tolerance: {TWO}; {NO_SIZE} (its two accuracies come without a "
         "spread)",
         parts,
-        _knowing(measured, keys),
+        remarks(*colored, _knowing(measured, keys)),
     )
     return _apart(replace(found, why=remarks(_sides(found), found.why)), same)
 

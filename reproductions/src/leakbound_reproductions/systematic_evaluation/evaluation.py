@@ -9,11 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from leakbound import audit
+from leakbound.assess import Assessment
 from leakbound_reproductions import kept
+from leakbound_reproductions.gallery import Strip, draw
 from leakbound_reproductions.outcome import SMALL, Tell
 from leakbound_reproductions.systematic_evaluation import evaluation_page, tradeoff_figure
-from leakbound_reproductions.systematic_evaluation.measured import Measured
-from leakbound_reproductions.systematic_evaluation.parts import Part, parts
+from leakbound_reproductions.systematic_evaluation.measured import Measured, family, label
+from leakbound_reproductions.systematic_evaluation.parts import COLOR, HONEST, Part, parts
+
+GALLERY = COLOR, "honest"
+"""The part whose reconstructions are drawn: its images, and its name."""
 
 
 def evaluate(
@@ -70,6 +75,32 @@ def run(
             folder / part.data / part.name,
             workers=workers,
             device=device,
-            pictures=False,
+            pictures=(part.data, part.name) == GALLERY,
             watch=partial(watch, name, total),
         )
+
+
+def gallery(found: Measured, folder: Path) -> bool:
+    """Draw reconstructions of the first batch under each defense at its highest level.
+
+    This is paper B's figure 2. False if there is none.
+    """
+    names = found.names[GALLERY]
+    cells = found.cells[GALLERY]
+    first = [cell for cell in cells if (cell.seed, cell.batch_size) == _smallest(cells)]
+    # Levels rise, so that the last of each family stays.
+    chosen = {(names[cell.attack.hash], family(label(cell))): cell for cell in first}
+    own = folder.joinpath(*GALLERY)
+    columns = {
+        attack: [
+            Strip(label(cell), cell, own) for (name, _), cell in chosen.items() if name == attack
+        ]
+        for attack in (HONEST[2], HONEST[0])
+    }
+    return draw(columns, folder / "gallery.png")
+
+
+def _smallest(cells: Sequence[Assessment]) -> tuple[int, int]:
+    """The first round, and its smallest batch of several images."""
+    several = [cell for cell in cells if cell.batch_size > 1]
+    return min(((cell.seed, cell.batch_size) for cell in several), default=(0, 0))

@@ -68,6 +68,13 @@ FIGURES = (
         "highest round.",
         "figure 4",
     ),
+    Figure(
+        "gallery.png",
+        "The first batch of color images, and what two attacks by an honest server make of it "
+        "under each defense at its highest level: Inverting Gradients, and the deep prior with "
+        "features.",
+        "figure 2",
+    ),
 )
 
 
@@ -111,6 +118,8 @@ def reproduce(
     figures = [*FIGURES[:2]]
     if features_figure.draw(pictures, folder / FIGURES[2].file):
         figures.append(FIGURES[2])
+    if evaluation.gallery(pictures, folder):
+        figures.append(FIGURES[3])
     return Outcome(_ordered(claims), tuple(figures), settings(scale, color), pages)
 
 
@@ -155,6 +164,8 @@ def _own_scale(folder: Path, workers: int, color: str, tell: Tell, jobs: Jobs) -
         figures.append(FIGURES[0])
     if features_figure.draw(found, folder / FIGURES[2].file):
         figures.append(FIGURES[2])
+    if evaluation.gallery(found, folder):
+        figures.append(FIGURES[3])
     about = _about(wanted, steps, color, device)
     kept.page(folder / own_scale.PAGE, own_scale.page(after, wanted, found, about))
     return Outcome(_ordered(claims), tuple(figures), about, tuple(pages))
