@@ -417,6 +417,29 @@ def gate() -> None:
         screen("gate", f"$ {command}\n{shown}")
 
 
+def keep_a_budget() -> None:
+    """A node's ledger after the round that cost too much: noise 2.4, as in MediSwarm."""
+    from leakbound.ledger import Budget, Ledger
+    from leakbound.risk.deployment import parse
+
+    facts = {
+        "unit": "client",
+        "clip": {"norm": 1.0, "kind": "l2", "at": "client"},
+        "noise": {"multiplier": 2.4, "at": "client", "seeded": False},
+        "participation": {"law": "all"},
+        "correlation": "none",
+    }
+    with elsewhere():
+        ledger = Ledger("client-0.jsonl")
+        number = 1
+        budget = Budget(max_epsilon=8.0)
+        while not (charge := ledger.charge(parse(facts), budget, round=str(number))).refused:
+            number += 1
+        command = "leakbound ledger client-0.jsonl --last 2"
+        shown = [f"withheld: {charge.reasons[0]}", f"$ {command}", output(*command.split())]
+        screen("keep_a_budget", "\n".join(shown))
+
+
 def log() -> None:
     """What a gate logs, and what MLflow then says."""
     policy = "[[deployment]]\nfile = 'deployment.toml'\nunit = ['client']\nepsilon = 6.0\n"
@@ -514,6 +537,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         captured_updates,
         flower,
         from_flower,
+        keep_a_budget,
         leak_meter,
         log,
         lpips,

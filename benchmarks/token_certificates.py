@@ -2,7 +2,7 @@
 
 Small models are the hard case: points of other sequences may lie in a span by chance, tokens
 repeat, labels of encoders cancel, and marks stand at both ends. Prints one line for each attack and
-kind of update. About 10 minutes for 10,000 rounds, 1 thread.
+kind of update. About half an hour for 10,000 rounds, 1 thread.
 
     python benchmarks/token_certificates.py [--rounds 10000] [--seed 0]
 """

@@ -32,7 +32,7 @@ LAYERS = (
     {"protocol", "registry", "lpips", "inspection", "channel"},
     {"assess"},
     {"risk"},
-    {"audit", "audit_epsilon", "testing", "meter"},
+    {"audit", "audit_epsilon", "testing", "meter", "ledger"},
     {"captured", "opacus", "cluster", "trees"},
     {"client_side"},
     {"flower", "nvflare", "gate"},

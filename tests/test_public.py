@@ -78,6 +78,7 @@ PACKAGES = (
     "leakbound.defenses.withhold",
     "leakbound.domains",
     "leakbound.domains.known",
+    "leakbound.ledger",
     "leakbound.engines.choose",
     "leakbound.engines.sensitivity",
     "leakbound.flower",

@@ -93,7 +93,7 @@ def server(rounds=2, clients=1):
 def job(tmp_path):
     """Writes a job folder: `job(filters, ...)` returns its path."""
 
-    def made(filters=(), *, tasks=("train",), transfer="FULL", rounds=2, clients=1):
+    def made(filters=(), *, tasks=("train",), transfer="FULL", rounds=2, clients=1, before=()):
         place = tmp_path / "job"
         app = place / "app"
         (app / "config").mkdir(parents=True, exist_ok=True)
@@ -101,6 +101,8 @@ def job(tmp_path):
         meta = {"name": "digits", "deploy_map": {"app": ["@ALL"]}, "min_clients": clients}
         (place / "meta.json").write_text(json.dumps(meta))
         own = client(filters, tasks, transfer)
+        if before:
+            own["task_data_filters"] = [{"tasks": ["train"], "filters": list(before)}]
         (app / "config" / "config_fed_client.json").write_text(json.dumps(own))
         (app / "config" / "config_fed_server.json").write_text(json.dumps(server(rounds, clients)))
         (app / "custom" / "net.py").write_text(NET)

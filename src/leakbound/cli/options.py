@@ -216,7 +216,7 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """Run a Flower app or an NVFlare job here, and keep what its server sees in some rounds.
+    """Run a Flower or NVFlare app as its server sees it.
 
     This command runs the app's code. Then attack what it kept:
 
@@ -435,6 +435,28 @@ class SchemaOptions:
     """The label's column; by default the last that can be one."""
     out: File = None
     """The schema; by default the table's name with the ending .toml."""
+
+
+@dataclass(frozen=True)
+class LedgerCommand:
+    """What have a node's trainings cost so far?
+
+    Checks the chain of a ledger, and prints what all of its rounds together reveal at most.
+
+      leakbound ledger ledger.jsonl
+      leakbound ledger ledger.jsonl --out cost
+    """
+
+    GROUPS: ClassVar = {"Ledger": "ledger last", "Output": "out json"}
+
+    ledger: Annotated[Path, Option("FILE", positional=True)]
+    """The node's ledger; its key and its head lie beside it."""
+    last: int = 10
+    """How many of the last lines are shown."""
+    out: File = None
+    """Folder for ledger.json and ledger.png."""
+    json: bool = False
+    """Print JSON."""
 
 
 @dataclass(frozen=True)
@@ -704,6 +726,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "compare": (Compare, "leakbound.cli.compare:compare"),
     "check": (CheckOptions, "leakbound.cli.check:check"),
     "evidence": (EvidenceCommand, "leakbound.cli.evidence:evidence"),
+    "ledger": (LedgerCommand, "leakbound.cli.ledger:ledger"),
     "list": (List, "leakbound.cli.listing:listing"),
 }
 """Our own verbs: their options, and the function that takes them and returns the exit code."""

@@ -21,7 +21,15 @@ PROGRAM = "leakbound "
 GROUPS = {
     "Measure": ("schema", "audit", "attack", "capture", "train", "train-prior"),
     "Bound and choose noise": ("bound", "calibrate", "audit-epsilon"),
-    "Read and report": ("report", "reidentify", "compare", "evidence", "check", "list"),
+    "Read and report": (
+        "report",
+        "reidentify",
+        "compare",
+        "evidence",
+        "check",
+        "ledger",
+        "list",
+    ),
 }
 START = {
     "leakbound audit --quick": "a first report, in 15 seconds",

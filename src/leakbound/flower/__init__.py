@@ -10,6 +10,7 @@ A defense of a training with any optimizer and number of steps (DP-SGD: see `Def
 
 from leakbound.client_side import Setup, tap
 from leakbound.flower import compat as _compat  # before all else of flwr: it keeps imports silent
+from leakbound.flower.budget import BudgetMod
 from leakbound.flower.facts import describe
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
@@ -17,6 +18,7 @@ from leakbound.flower.mods import DefenseMod, check_mods, protected
 from leakbound.flower.server import Watched, WatchedSum, capture_app
 
 __all__ = [
+    "BudgetMod",
     "DefenseMod",
     "InProcessGrid",
     "LeakMeter",

@@ -10,8 +10,9 @@ In config_fed_client.json, under `task_result_filters`, for the tasks that train
 """
 
 from leakbound.client_side import tap
+from leakbound.nvflare.budget import BudgetFilter
 from leakbound.nvflare.capture import capture_job
 from leakbound.nvflare.filter import LeakboundFilter
 from leakbound.nvflare.watch import ServerWatch
 
-__all__ = ["LeakboundFilter", "ServerWatch", "capture_job", "tap"]
+__all__ = ["BudgetFilter", "LeakboundFilter", "ServerWatch", "capture_job", "tap"]

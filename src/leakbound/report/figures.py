@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -168,6 +169,22 @@ def corridor(
             ha="right",
             **words,
         )
+
+    return _drawn(draw, (5.4, 3.6))
+
+
+def over_rounds(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    label: str,
+) -> Figure:
+    """A line for each name, through (round, probability)."""
+
+    def draw(axes: Axes) -> None:
+        for color, (name, points) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
+            rounds, values = zip(*points, strict=True)
+            axes.plot(rounds, values, color=color, label=name)
+        axes.set(ylim=(0, 1.02), xlabel="round", ylabel=label)
+        axes.legend(frameon=False)
 
     return _drawn(draw, (5.4, 3.6))
 
