@@ -430,12 +430,12 @@ def keep_a_budget() -> None:
         "correlation": "none",
     }
     with elsewhere():
-        ledger = Ledger("client-0.jsonl")
+        ledger = Ledger("node.jsonl")
         number = 1
         budget = Budget(max_epsilon=8.0)
         while not (charge := ledger.charge(parse(facts), budget, round=str(number))).refused:
             number += 1
-        command = "leakbound ledger client-0.jsonl --last 2"
+        command = "leakbound ledger node.jsonl --last 2"
         shown = [f"withheld: {charge.reasons[0]}", f"$ {command}", output(*command.split())]
         screen("keep_a_budget", "\n".join(shown))
 

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from leakbound.client_side.paid import OVER
 from leakbound.flower import BudgetMod, InProcessGrid, run
@@ -68,7 +69,21 @@ def test_evaluation_is_not_charged(flower, noting, tmp_path):
     mod = BudgetMod(tmp_path, NOISY, FOUR)
     app = flower.client_app([mod], batches=noting, level="app")
     assert not flower.ask(app, kind="evaluate").has_error()
-    assert mod.purse.ledger("0").rounds == 0
+    assert mod.purse.ledger("client-0").rounds == 0
+
+
+def test_a_new_node_id_opens_no_new_ledger(flower, tmp_path):
+    """The server gives node ids, and one that lies would give a new one for each round."""
+    replies = []
+    for number in range(6):
+        mod = BudgetMod(tmp_path, NOISY, FOUR)
+        context = Context(1, 1000 + number, {}, RecordDict(), {"lr": 0.5})
+        asked = flower.message(InProcessGrid(None, 1), round="x" * 10_000)
+        replies.append(mod(asked, context, lambda message, context: "trained"))
+    assert [reply == "trained" for reply in replies] == [True] * 4 + [False] * 2
+    ledger = Ledger(tmp_path / "node.jsonl")
+    assert ledger.rounds == 4
+    assert max(len(line.round) for line in ledger.lines()) == 64
 
 
 def test_a_restarted_node_remembers(flower, noting, trained, tmp_path):

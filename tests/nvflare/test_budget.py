@@ -36,7 +36,7 @@ def test_a_filter_pays_for_each_task_until_the_budget_is_spent(given, tmp_path):
     for one in (own, again):
         with pytest.raises(ValueError, match="budget is spent"):
             one.process(task, context)
-    assert Ledger(tmp_path / "ledgers" / "client-site-1.jsonl").rounds == 2
+    assert Ledger(tmp_path / "ledgers" / "site-1.jsonl").rounds == 2
 
 
 def test_a_wrong_budget_is_refused_before_the_job_runs(given):
@@ -51,6 +51,6 @@ def test_a_job_stops_at_the_round_that_costs_too_much(job, given, tmp_path):
     with pytest.raises(ValueError, match="no result of round 3 was kept"):
         capture_job(place, tmp_path / "out", rounds=(1, 2, 3), clients=2, seconds=300)
     for site in (1, 2):
-        ledger = Ledger(tmp_path / "ledgers" / f"client-site-{site}.jsonl")
+        ledger = Ledger(tmp_path / "ledgers" / f"site-{site}.jsonl")
         rounds = [line.round for line in ledger.lines()]
         assert rounds == ["0", "1"]

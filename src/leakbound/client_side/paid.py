@@ -9,11 +9,13 @@ from leakbound.ledger import Budget, Ledger
 from leakbound.risk.deployment.facts import Deployment
 
 OVER = "the node's privacy budget is spent"
+MOST = 64
+"""Characters of a framework's name of a training or a round."""
 logger = logging.getLogger("leakbound.ledger")
 
 
 class Purse:
-    """A folder of ledgers, one for each client of a node, and what may be spent of each.
+    """A folder of ledgers, one for each client of this machine, and what may be spent of each.
 
     Args:
         folder: on the node.
@@ -35,7 +37,7 @@ class Purse:
     def ledger(self, client: str) -> Ledger:
         """The ledger of a client."""
         if client not in self._ledgers:  # opening checks the whole chain
-            self._ledgers[client] = Ledger(self.folder / f"client-{client}.jsonl")
+            self._ledgers[client] = Ledger(self.folder / f"{client}.jsonl")
         return self._ledgers[client]
 
     def pays(
@@ -51,7 +53,9 @@ class Purse:
         """
         try:
             own = self.ledger(client)
-            charge = own.charge(self.deployment, self.budget, job=job, round=round)
+            # The server chose these words; a ledger must not grow by more than a line.
+            told = {"job": job[:MOST], "round": round[:MOST]}
+            charge = own.charge(self.deployment, self.budget, **told)
         except (ValueError, OSError) as error:
             logger.error("the ledger cannot be used: %s", error)
             return False

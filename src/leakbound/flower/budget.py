@@ -19,9 +19,11 @@ class BudgetMod:
 
     The decision rests on the deployment and on the rounds before, never on data, so a withheld
     round says nothing about the data. A round that is paid for counts even if its training fails.
+    Evaluation is not counted: what it sends is not known here.
 
     Args:
-        folder: on the node; each client has a `leakbound.ledger.Ledger` of its own there.
+        folder: on the node, for its `leakbound.ledger.Ledger`. In a simulation, each partition has
+            one of its own.
         deployment: the facts of the training, as `leakbound.risk.deployment.read` reads them from a
             file. They are not verified: `leakbound audit-epsilon` tests running code against them.
         budget: what may be spent.
@@ -30,7 +32,7 @@ class BudgetMod:
         >>> from leakbound.risk.deployment import Deployment
         >>> from tempfile import mkdtemp
         >>> mod = BudgetMod(mkdtemp(), Deployment(), Budget(max_epsilon=8.0))
-        >>> mod.purse.ledger("3").rounds
+        >>> mod.purse.ledger("node").rounds
         0
     """
 
@@ -49,11 +51,19 @@ class BudgetMod:
         call_next: ClientAppCallable,
     ) -> Message:
         if messages.is_train(message):
-            round = str(messages.settings(message, context).get("server-round", ""))
-            who = messages.client_of(context)
-            if not self.purse.pays(who, str(context.run_id), round):
+            number = messages.settings(message, context).get("server-round", "")
+            if not self.purse.pays(_own_name(context), str(context.run_id), str(number)):
                 return error_reply(message, OVER)
         return call_next(message, context)
 
     def __repr__(self) -> str:
         return f"BudgetMod({str(self.purse.folder)!r}, {self.purse.budget!r})"
+
+
+def _own_name(context: Context) -> str:
+    """The node's own name of the client, from its own settings.
+
+    The server gives node ids: a new one must not open a new ledger.
+    """
+    partition = context.node_config.get("partition-id")
+    return "node" if partition is None else f"client-{partition}"

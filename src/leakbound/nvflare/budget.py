@@ -24,7 +24,7 @@ class BudgetFilter(Filter):  # type: ignore[misc]
     before, never on data. A withheld task ends with NVFlare's TASK_DATA_FILTER_ERROR.
 
     Args:
-        folder: on the site; each client has a `leakbound.ledger.Ledger` of its own there.
+        folder: on the site, for its `leakbound.ledger.Ledger`.
         deployment: path of the deployment file on the site.
         budget: what may be spent, as the arguments of `leakbound.ledger.Budget`.
 
