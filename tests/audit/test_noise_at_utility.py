@@ -208,3 +208,13 @@ def test_what_has_no_meaning_is_refused(changes, target, message):
         changes = {"defenses": [{"name": name} | {key: float(v) for key, v in pairs}]}
     with pytest.raises(ValueError, match=message):
         audit.noise_at_utility(_plan(**changes), target)
+
+
+def test_each_training_is_told():
+    told = []
+    audit.noise_at_utility(_plan(), "loss<=0.05", watch=lambda *now: told.append(now))
+    assert [done for done, _, _ in told] == list(range(len(told)))
+    assert all(done < total for done, total, _ in told)
+    assert {"none", "gaussian_noise", "optimal_noise"} <= {
+        now.partition(",")[0] for *_, now in told
+    }

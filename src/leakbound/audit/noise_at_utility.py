@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -41,6 +41,8 @@ MOST = 1e3
 NEAR = 1.1
 """The answer times this costs more than the target."""
 DIGITS = 3
+TRIED = 8
+"""About so many noises are tried of each defense."""
 DIRECTIONS = 8
 """Random directions for the trace of the information."""
 Links = tuple[Spec, ...]
@@ -118,6 +120,7 @@ def noise_at_utility(
     plan: Plan,
     target: UtilityTarget | str,
     context: PlanContext | None = None,
+    watch: Callable[[int, int, str], None] = lambda done, total, current: None,
 ) -> NoisesAtUtility:
     """Find the noise_std of each of a plan's defenses that costs as much as you accept.
 
@@ -130,6 +133,8 @@ def noise_at_utility(
         target: such as "loss<=0.05", "points<=2" (of test accuracy) or "noise<=0.01" (what equal
             noise of this standard deviation costs).
         context: the plan's data, if loaded already.
+        watch: called before each training with how many are done, about how many there will be,
+            and the defense.
 
     Raises:
         ValueError: the plan does not fit; or no noise has this cost: it is too small to be seen in
@@ -148,8 +153,15 @@ def noise_at_utility(
     """
     if isinstance(target, str):
         target = UtilityTarget.parse(target)
-    trainings = _Trainings(plan, context or PlanContext(plan.data), target.kind == "points")
     equal = (Spec(EQUAL),)
+    families = dict.fromkeys([equal, *(_without(links) for links in plan.defenses if links)])
+    trainings = _Trainings(
+        plan,
+        context or PlanContext(plan.data),
+        target.kind == "points",
+        1 + TRIED * len(families),
+        watch,
+    )
     most = target.most
     if target.kind == "noise":
         most = fmean(trainings.costs(_with(equal, most)))
@@ -158,7 +170,6 @@ def noise_at_utility(
                 f"target is noise<={target.most:g}, which costs {most:.3g} of loss in these "
                 "trainings, so there is nothing to match; give larger noise, more rounds or repeats"
             )
-    families = dict.fromkeys([equal, *(_without(links) for links in plan.defenses if links)])
     levels = {
         links: target.most
         if target.kind == "noise" and links == equal
@@ -184,11 +195,17 @@ def noise_at_utility(
 
 @dataclass(frozen=True)
 class _Trainings:
-    """The plan's trainings under any defense, and what an update reveals before them."""
+    """The plan's trainings under any defense, and what an update reveals before them.
+
+    `likely` is about how many defenses will train; `ran` lists the trainings that did.
+    """
 
     plan: Plan
     context: PlanContext
     points: bool
+    likely: int
+    watch: Callable[[int, int, str], None]
+    ran: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if len(self.plan.models) != 1:
@@ -232,6 +249,9 @@ class _Trainings:
         ]
 
     def _train(self, unit: TrainingUnit) -> Training:
+        done = len(self.ran)
+        self.watch(done, max(self.likely * len(self.seeds), done + 1), defense_name(unit.defense))
+        self.ran.append(unit.id)
         record: Any = run_training(unit, self.context).record
         if record.status != "ok":
             name = defense_name(unit.defense)

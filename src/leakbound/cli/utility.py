@@ -16,7 +16,7 @@ from leakbound.audit.noise_at_utility import (
     noise_at_utility,
 )
 from leakbound.cli import options
-from leakbound.cli.shared import announce_code
+from leakbound.cli.shared import Bar, announce_code
 from leakbound.cli.terminal import as_json, brief, console, errors, table
 from leakbound.report.tables import MeanInterval
 from leakbound.risk.calibrate import refuse_given
@@ -36,8 +36,8 @@ def calibration(command: options.Calibrate, path: Path) -> int:
     )
     plan = audit.load(path)
     announce_code(plan)
-    with errors.status("training ..."):
-        found = noise_at_utility(plan, target)
+    with Bar(errors, "trainings") as bar:
+        found = noise_at_utility(plan, target, watch=bar)
     if command.json:
         noises = [asdict(one) for one in found.noises]
         print(as_json({"target": command.target, "most": found.most, "noises": noises}))
