@@ -105,6 +105,7 @@ def test_without_its_key_or_head_it_is_not_read(paid):
     with pytest.raises(ValueError, match=r"key .* cannot be read"):
         Ledger(paid)
     key.write_bytes(kept)
+    key.chmod(0o600)
     paid.with_name(paid.name + ".head.json").unlink()
     with pytest.raises(ValueError, match="its head is missing"):
         Ledger(paid)
@@ -125,18 +126,130 @@ def test_a_file_of_the_user_stays(tmp_path):
     assert path.read_text() == "mine\n"
 
 
+@pytest.fixture
+def torn(paid, facts, wide):
+    """Cuts the last of six lines after so many bytes, as a kill would; returns the whole file."""
+
+    def cut(left):
+        head = paid.with_name(paid.name + ".head.json")
+        whole, before = paid.read_bytes(), head.read_bytes()
+        Ledger(paid).charge(facts(2.0), wide)
+        last = paid.read_bytes()[len(whole) :]
+        paid.write_bytes(whole + last[:left])
+        head.write_bytes(before)
+        return whole
+
+    return cut
+
+
 @pytest.mark.parametrize("left", [1, 40, 700])
-def test_a_line_that_a_kill_cut_is_dropped(paid, facts, wide, left):
-    head = paid.with_name(paid.name + ".head.json")
-    whole, before = paid.read_bytes(), head.read_bytes()
-    Ledger(paid).charge(facts(2.0), wide)
-    last = paid.read_bytes()[len(whole) :]
-    paid.write_bytes(whole + last[:left])
-    head.write_bytes(before)
+def test_a_line_that_a_kill_cut_does_not_count(paid, torn, facts, wide, left):
+    whole = torn(left)
+    before = paid.read_bytes()
     ledger = Ledger(paid)
     assert ledger.rounds == 5
-    assert paid.read_bytes() == whole
+    assert paid.read_bytes() == before, "reading changes nothing"
     assert ledger.charge(facts(2.0), wide).number == 6
+    assert paid.read_bytes().startswith(whole)
+    assert Ledger(paid).rounds == 6
+
+
+def test_a_line_that_lost_its_end_is_not_cut_off(paid):
+    """Its head knows it: an editor may have taken the last line's end."""
+    whole = paid.read_bytes()
+    paid.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="it has 4 rounds, and its head 5"):
+        Ledger(paid)
+    paid.write_bytes(whole)
+    assert Ledger(paid).rounds == 5
+
+
+def test_heads_that_could_not_be_written_are_written_later(paid, facts, wide, monkeypatch):
+    """A full disk took two heads in a row; no line was added without the head before it."""
+    from leakbound.ledger import file
+
+    ledger = Ledger(paid)
+    with monkeypatch.context() as full:
+        full.setattr(file.files, "write", _full)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="cannot be written"):
+                ledger.charge(facts(2.0), wide)
+            assert len(paid.read_bytes().splitlines()) == 6
+    assert ledger.charge(facts(2.0), wide).number == 7
+    assert Ledger(paid).rounds == 7
+
+
+def _full(*given, **more):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("words", ["\ud800", "x" * 10_000, "\0\n\x1b[2J"])
+def test_words_of_the_server_break_nothing(paid, facts, wide, words):
+    Ledger(paid).charge(facts(2.0), wide, job=words, round=words)
+    assert Ledger(paid).rounds == 6
+    assert len(next(iter(Ledger(paid).lines(6))).job) <= 64
+
+
+def test_what_no_reading_takes_is_not_written(paid, facts):
+    before = paid.read_bytes()
+    deployment = facts(2.0)
+    wrong = type(deployment)(noise=type(deployment.noise)(seeded=0), weights="bogus")
+    long = facts(2.0, weights="examples", sizes=[1] * 600_000)
+    for given in (wrong, long):
+        with pytest.raises(ValueError, match=r"cannot be trusted|bytes is over"):
+            Ledger(paid).charge(given, Budget(max_gain=1.0))
+    assert paid.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "ab", "z" * 64, "A" * 64])
+def test_a_key_that_a_kill_or_a_stranger_left_is_refused(tmp_path, facts, wide, text):
+    (tmp_path / "ledger.jsonl.key").write_text(text)
+    with pytest.raises(ValueError, match="is no key"):
+        Ledger(tmp_path / "ledger.jsonl").charge(facts(2.0), wide)
+
+
+@pytest.mark.linux
+def test_a_key_that_others_read_is_refused(paid):
+    paid.with_name(paid.name + ".key").chmod(0o644)
+    with pytest.raises(ValueError, match="can be read by others"):
+        Ledger(paid)
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("head", [None, "plain", "later"])
+def test_nobody_without_the_key_sets_a_ledger_back(paid, facts, wide, kept, head):
+    lines = paid.read_bytes().splitlines(keepends=True)
+    seal = json.loads(lines[kept - 1])["seal"]
+    paid.write_bytes(b"".join(lines[:kept]))
+    place = paid.with_name(paid.name + ".head.json")
+    place.unlink()
+    if head is not None:
+        rounds = kept if head == "plain" else kept - 1
+        place.write_text(json.dumps({"rounds": rounds, "seal": seal, "mac": "0" * 64}))
+    with pytest.raises(ValueError, match="cannot be trusted"):
+        Ledger(paid)
+
+
+def test_a_line_that_is_cut_off_while_a_node_runs_is_missed(paid, facts, wide):
+    ledger = Ledger(paid)
+    paid.write_bytes(b"".join(paid.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="was changed or cut off"):
+        ledger.charge(facts(2.0), wide)
+
+
+def test_a_line_without_an_end_takes_no_memory(paid):
+    with paid.open("ab") as stream:
+        stream.write(b"x" * (3 << 20))
+    with pytest.raises(ValueError, match="line 6 is too long"):
+        Ledger(paid)
+
+
+def test_no_lock_lies_beside_a_file_of_the_user(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("mine\n")
+    with pytest.raises(ValueError, match="stays unchanged"):
+        Ledger(path)
+    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
 
 PAYS = """
@@ -145,7 +258,7 @@ from pathlib import Path
 from leakbound.ledger import Budget, Ledger
 from leakbound.risk.deployment import parse
 ledger = Ledger(Path(sys.argv[1]))
-ledger._with = lambda deployment, budget, job: ()
+ledger._with = lambda deployment, budget: ()
 given = {"noise": {"multiplier": 2.0, "at": "client"}}
 print("ready", flush=True)
 class Wide(Budget):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from leakbound.ledger import Budget, Ledger, standings
-from leakbound.risk.deployment import state
+from leakbound.ledger import Budget, standings
+from leakbound.risk.deployment import parse, state
 
 RECORD = {"examples_per_client": 100}
 EXAMPLES = {
@@ -108,18 +108,18 @@ def test_a_round_that_was_paid_for_counts_in_full(facts, law, at):
     assert _of(rows, audience="clients").mu == pytest.approx(math.sqrt(16) / 2.0)
 
 
-def test_correlated_noise_begins_anew_with_each_job(tmp_path, facts):
-    """Two jobs of 4 rounds cost more than one of 8, whose noise cancels in part."""
-    correlated = facts(1.0, correlation="band:4")
-    apart = standings([(correlated, 4), (correlated, 4)])
-    together = standings([(correlated, 8)])
-    once = _of(standings([(correlated, 4)])).mu
-    assert _of(apart).mu == pytest.approx(math.sqrt(2) * once)
-    assert _of(apart).mu != pytest.approx(_of(together).mu, rel=1e-3)
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    for job in "aabab":
-        ledger.charge(correlated, Budget(max_gain=1.0), job=job)
-    assert Ledger(ledger.path).spent == [(correlated, 3), (correlated, 2)]
+@pytest.mark.parametrize("correlation", ["tree", "root", "band:4", "bisr:4"])
+@pytest.mark.parametrize("at", ["client", "server"])
+def test_correlated_noise_has_no_bound(facts, correlation, at):
+    """One of 64 rounds of a tree adds .49 for an attacker who sees the later ones, not .20."""
+    noise = {"at": at, "on": "sum", "multiplier": 2.0, "seeded": False}
+    given = facts(noise=noise, weights="uniform", correlation=correlation)
+    row = _of(standings([(given, 1)]), audience="clients")
+    assert (row.mu, row.epsilon, row.gain, row.success) == (None, None, 1.0, 1.0)
+    assert Budget(max_gain=0.99, audience="clients").exceeded([row])
+    # With it, no sum of mechanisms has one.
+    both = _of(standings([(facts(2.0), 1), (given, 1)]), audience="clients")
+    assert both.epsilon is None
 
 
 def test_a_node_speaks_of_its_own_examples_of_a_person(facts):
@@ -177,3 +177,78 @@ def test_a_budget_names_each_limit(facts):
 def test_budgets_that_say_nothing_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
         Budget(**given)
+
+
+def _drawn(rng):
+    """The tables of a random deployment; some contradict themselves."""
+
+    def one(*options):
+        return options[rng.integers(len(options))]
+
+    at = one("client", "share", "server", "optimizer")
+    clip = {"norm": one(0.5, 1.0, 8.0), "kind": "example" if at == "optimizer" else "l2"}
+    cohort = int(rng.integers(2, 20))
+    return {
+        "clip": clip | {"at": one("client", "client", "server")},
+        "noise": {
+            "multiplier": one(0.5, 1.0, 3.0),
+            "at": at,
+            "on": one("sum", "mean"),
+            "seeded": False,
+        },
+        "weights": one("uniform", "examples"),
+        "max_weight": one(None, 0.5),
+        "participation": {
+            "law": one("all", "server-picks", "fixed-size", "poisson", "shuffled"),
+            "cohort": cohort,
+            "population": 5 * cohort,
+            "replies": one(None, cohort - 1),
+            "hidden": one(None, True),
+        },
+        "secure_aggregation": one(None, {"on": True, "kind": "secagg", "colluding": 1}),
+        "local": {
+            "steps": one(1, 3),
+            "batch": 10,
+            "examples": 100,
+            "sampler": one("poisson", "shuffled", None),
+            "normalizer": one("expected", "realized"),
+            "coupled": one(False, False, None),
+        },
+        "sends": one(None, []),
+        "record": RECORD | one({}, {"people": 3, "sites": 1}),  # at this node alone
+        "correlation": "none",
+    }
+
+
+def _without_none(table):
+    if not isinstance(table, dict):
+        return table
+    return {key: _without_none(value) for key, value in table.items() if value is not None}
+
+
+def test_no_random_deployment_is_told_less_than_its_rounds_in_full():
+    """Against `bound --deployment` for the same rounds; and no further round lowers a number."""
+    rng = np.random.default_rng(7)
+    compared = 0
+    for _ in range(60):
+        try:
+            given = parse(_without_none(_drawn(rng)))
+        except ValueError:
+            continue
+        few, more = (standings([(given, rounds)]) for rounds in (2, 5))
+        for law in ("all", given.participation.law):
+            taken = msgspec.structs.replace(given.participation, law=law)
+            try:
+                whole = msgspec.structs.replace(given, rounds=5, participation=taken)
+            except ValueError:
+                continue
+            for row in state(whole):
+                own = _of(more, row.unit, row.audience)
+                assert own.epsilon is None or own.epsilon >= 0.999999 * row.epsilon
+                assert own.success >= 0.999999 * row.rises[0][1]
+                compared += own.epsilon is not None
+        for before, after in zip(few, more, strict=True):
+            assert after.gain >= before.gain
+            assert after.success >= before.success
+            assert after.epsilon is None or after.epsilon >= before.epsilon
+    assert compared > 100

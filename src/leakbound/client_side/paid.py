@@ -9,8 +9,6 @@ from leakbound.ledger import Budget, Ledger
 from leakbound.risk.deployment.facts import Deployment
 
 OVER = "the node's privacy budget is spent"
-MOST = 64
-"""Characters of a framework's name of a training or a round."""
 logger = logging.getLogger("leakbound.ledger")
 
 
@@ -53,10 +51,8 @@ class Purse:
         """
         try:
             own = self.ledger(client)
-            # The server chose these words; a ledger must not grow by more than a line.
-            told = {"job": job[:MOST], "round": round[:MOST]}
-            charge = own.charge(self.deployment, self.budget, **told)
-        except (ValueError, OSError) as error:
+            charge = own.charge(self.deployment, self.budget, job=job, round=round)
+        except Exception as error:  # what is not paid for must not train
             logger.error("the ledger cannot be used: %s", error)
             return False
         for reason in charge.reasons:

@@ -15,7 +15,9 @@ from leakbound.risk.deployment.facts import Deployment
 
 
 class BudgetMod:
-    """Pay for a round in the node's ledger before it trains, or withhold it; the outermost mod.
+    """Pay for a round in the node's ledger before it trains, or withhold it.
+
+    It is the outermost mod, but for SecAgg+, which calls it once a round only from outside.
 
     The decision rests on the deployment and on the rounds before, never on data, so a withheld
     round says nothing about the data. A round that is paid for counts even if its training fails.

@@ -1,23 +1,27 @@
 """A ledger on a node's disk: it grows line by line, and a line is on disk before its round trains.
 
-Beside the ledger lie its key (`.key`, random, readable by its owner only), which seals the lines,
-and its head (`.head.json`), which names the last line. A ledger that lost lines at its end differs
-from its head. Who sets back all three files to an older copy is not seen: keep the head elsewhere,
-too.
+Beside the ledger lie its key (`.key`, random, readable by its owner only), which seals lines and
+head, and its head (`.head.json`), which names the last line. A ledger that lost lines at its end
+differs from its head. Who sets back the whole folder, to an older copy or to nothing, is not seen:
+keep the head elsewhere, too.
 """
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import os
+import re
 import secrets
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from filelock import FileLock
@@ -34,6 +38,7 @@ from leakbound.ledger.lines import (
     Standing,
     checked,
     digest,
+    mac,
     written,
 )
 from leakbound.ledger.standing import standings
@@ -42,6 +47,10 @@ from leakbound.risk.deployment.facts import Deployment
 WAIT = 60.0
 """Seconds to wait for another process of the node that is writing a line."""
 MOST_HEAD = 1 << 12
+MOST_LINE = 1 << 20
+"""Bytes of a head and of a line."""
+MOST_WORDS = 64
+"""Characters of a framework's name of a training or a round: the server chose it."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,9 @@ class Charge:
 class Ledger:
     """The rounds that a node has paid for, in a file that only grows.
 
-    Reading checks the whole chain. A last line that a kill cut short is dropped: its round did not
-    train, because `charge` returns only after the line is on disk. Processes of one node may share
-    a ledger.
+    Reading checks the whole chain and changes nothing. A last line that a kill cut short does not
+    count: its round did not train, because `charge` returns only after the line is on disk.
+    Processes of one node may share a ledger.
 
     Args:
         path: the file (JSON Lines), created with its key at the first line.
@@ -90,9 +99,14 @@ class Ledger:
         self.path = Path(path)
         self._key: bytes | None = None
         self._end = 0
+        self._raw = b""
         self._last: Link | None = None
-        self._spent: Counter[tuple[str, str]] = Counter()
+        self._before: str = FIRST
+        self._lags = False
+        self._spent: Counter[str] = Counter()
         self._facts: dict[str, Deployment] = {}
+        if os.path.lexists(self.path):  # before a lock is laid beside a file of the user
+            files.check(self.path, key=KEY)
         with self._locked():
             self._read()
 
@@ -108,8 +122,8 @@ class Ledger:
 
     @property
     def spent(self) -> list[tuple[Deployment, int]]:
-        """How many rounds each deployment ran; of correlated noise, in each job."""
-        return [(self._facts[name], count) for (name, _), count in self._spent.items()]
+        """How many rounds each deployment ran."""
+        return [(self._facts[name], count) for name, count in self._spent.items()]
 
     def lines(self, first: int = 1) -> Iterator[PaidRound]:
         """The lines from this number on; the chain is checked on the way."""
@@ -145,96 +159,99 @@ class Ledger:
         """
         with self._locked():
             self._read()  # what other processes wrote
-            after = self._with(deployment, budget, job)
+            after = self._with(deployment, budget)
             reasons = budget.exceeded(after)
             # Nothing is written of a refused round: it reveals nothing, so it costs nothing.
             if reasons and budget.on_excess == "withhold":
                 return Charge(True, reasons, after, None)
-            self._append(deployment, after, job, round)
+            name = digest(deployment)
+            fields = {
+                "number": self.rounds + 1,
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "job": _short(job),
+                "round": _short(round),
+                "mechanism": name,
+                "facts": None if name in self._facts else msgspec.to_builtins(deployment),
+                "after": msgspec.to_builtins(after),
+                "schema": SCHEMA,
+            }
+            with files.writing(self.path, "no round trains before its line is kept", name="path"):
+                self._append(fields)
         return Charge(False, reasons, after, self.rounds)
 
-    def _with(
-        self,
-        deployment: Deployment,
-        budget: Budget,
-        job: str,
-    ) -> tuple[Standing, ...]:
+    def _with(self, deployment: Deployment, budget: Budget) -> tuple[Standing, ...]:
         name = digest(deployment)
         facts = {**self._facts, name: deployment}
-        spent = self._spent + Counter([_group(name, deployment, job)])
-        every = [(facts[own], count) for (own, _), count in spent.items()]
+        spent = self._spent + Counter([name])
+        every = [(facts[own], count) for own, count in spent.items()]
         return standings(every, delta=budget.delta, prior=budget.prior)
 
-    def _append(
-        self,
-        deployment: Deployment,
-        after: tuple[Standing, ...],
-        job: str,
-        round: str,
-    ) -> None:
-        name = digest(deployment)
-        fields = {
-            "number": self.rounds + 1,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "job": job,
-            "round": round,
-            "mechanism": name,
-            "facts": None if name in self._facts else msgspec.to_builtins(deployment),
-            "after": msgspec.to_builtins(after),
-            "schema": SCHEMA,
-        }
-        with files.writing(self.path, "no round may train before its line is written", name="path"):
-            key = self._key or self._new_key()
-            raw = written(fields, self.head, key)
-            if self._last is None:
-                files.write(self.path, raw, key=KEY)
-            else:
-                descriptor = files.appending(self.path, KEY)
-                try:
-                    files.put(descriptor, raw)  # it waits until the line is on disk
-                finally:
-                    os.close(descriptor)
-            self._note(self._checked(raw, self._last, Link), len(raw))
-            content = json.dumps({"rounds": self.rounds, "seal": self.head}, indent=1).encode()
-            files.write(self._beside(".head.json"), content)
-
-    def _read(self) -> None:
-        """Take over the lines since the last reading, and cut off one that a kill left."""
-        if not os.path.lexists(self.path):
-            self._compare()
-            return
-        files.check(self.path, key=KEY)
-        with files.opened(self.path) as stream:
-            stream.seek(self._end)  # what was read before was checked then
-            torn = b""
-            for raw in stream:
-                if not raw.endswith(b"\n"):
-                    torn = raw
-                    break
-                self._note(self._checked(raw, self._last, Link), len(raw))
-        if torn:  # nobody writes now: we hold the lock
+    def _append(self, fields: dict[str, Any]) -> None:
+        key = self._key or self._new_key()
+        raw = written(fields, self.head, key)
+        # What no later reading takes must not be written.
+        self._checked(raw, self._last, PaidRound)
+        if len(raw) > MOST_LINE:
+            raise ValueError(f"a line of {len(raw)} bytes is over {MOST_LINE}: give shorter facts")
+        # A second line without its head would look like one that was cut off, and a first line
+        # without any head like a ledger that was cut down to it.
+        if self._lags or self._last is None:
+            self._write_head()
+        if self._last is None:
+            files.write(self.path, raw, key=KEY)
+        else:
             descriptor = files.appending(self.path, KEY)
             try:
-                os.ftruncate(descriptor, self._end)
-                os.fsync(descriptor)
+                os.ftruncate(descriptor, self._end)  # what a kill left of a line
+                files.put(descriptor, raw)  # it waits until the line is on disk
             finally:
                 os.close(descriptor)
+        self._note(self._checked(raw, self._last, Link), raw)
+        self._lags = True
+        self._write_head()
+
+    def _write_head(self) -> None:
+        content = {"rounds": self.rounds, "seal": self.head, "mac": self._mac(self.rounds)}
+        files.write(self._beside(".head.json"), json.dumps(content, indent=1).encode())
+        self._lags = False
+
+    def _mac(self, rounds: int) -> str:
+        """Of the head that names this line, which is the last one or the one before it."""
+        seal = self.head if rounds == self.rounds else self._before
+        return mac(f"head {rounds} {seal}".encode(), self._own_key())
+
+    def _read(self) -> None:
+        """Take over the lines since the last reading."""
+        if os.path.lexists(self.path):
+            files.check(self.path, key=KEY)
+            with files.opened(self.path) as stream:
+                stream.seek(self._end - len(self._raw))
+                if stream.read(len(self._raw)) != self._raw:
+                    raise ValueError(self._broken(f"line {self.rounds} was changed or cut off"))
+                while (raw := stream.readline(MOST_LINE + 1)).endswith(b"\n"):
+                    self._note(self._checked(raw, self._last, Link), raw)
+                if len(raw) > MOST_LINE:
+                    raise ValueError(self._broken(f"line {self.rounds + 1} is too long"))
+        elif self.rounds:
+            raise ValueError(self._broken("it was removed"))
         self._compare()
 
     def _compare(self) -> None:
         """The head names the last line, or the one before it if a kill came between the two."""
         place = self._beside(".head.json")
         if not place.exists():
-            if self.rounds > 1:
+            if self.rounds:
                 raise ValueError(self._broken("its head is missing"))
             return
         head = files.read_json(place, f"head {str(place)!r}", most=MOST_HEAD)
-        if head.get("rounds") not in (self.rounds, self.rounds - 1):
+        number = head.get("rounds")
+        if type(number) is not int or number not in (self.rounds, self.rounds - 1):
             raise ValueError(
-                self._broken(f"it has {self.rounds} rounds, and its head {head.get('rounds')!r}")
+                self._broken(f"it has {self.rounds} rounds, and its head {str(number)[:20]}")
             )
-        if head["rounds"] == self.rounds and head.get("seal") != self.head:
-            raise ValueError(self._broken("its head has another seal"))
+        if not hmac.compare_digest(str(head.get("mac")).encode(), self._mac(number).encode()):
+            raise ValueError(self._broken("its head was changed"))
+        self._lags = number < self.rounds
 
     def _checked(
         self,
@@ -243,40 +260,45 @@ class Ledger:
         kind: type[L],
     ) -> L:
         number = 1 if before is None else before.number + 1
+        key = self._own_key()
         try:
-            return checked(raw, before, self._own_key(), kind)
+            return checked(raw, before, key, kind)
         except ValueError as error:
             raise ValueError(self._broken(f"line {number}: {error}")) from None
 
     def _broken(self, why: str) -> str:
         return f"ledger {str(self.path)!r} cannot be trusted: {why}; restore it from a copy"
 
-    def _note(self, line: Link, length: int) -> None:
+    def _note(self, line: Link, raw: bytes) -> None:
         if line.facts is not None:
             self._facts[line.mechanism] = line.facts
         if line.mechanism not in self._facts:
             raise ValueError(self._broken(f"line {line.number} has no facts"))
-        self._spent[_group(line.mechanism, self._facts[line.mechanism], line.job)] += 1
+        self._spent[line.mechanism] += 1
+        self._before = self.head
         self._last = line
-        self._end += length
+        self._raw = raw
+        self._end += len(raw)
 
     def _own_key(self) -> bytes:
+        """The key, which nobody else can have read or chosen."""
         if self._key is None:
             place = self._beside(".key")
-            text = files.read_bytes(place, f"key {str(place)!r} of the ledger", most=64)
-            self._key = bytes.fromhex(text.decode("ascii", "replace"))
+            what = f"key {str(place)!r} of the ledger"
+            text = files.read_bytes(place, what, most=64).decode("ascii", "replace")
+            if not re.fullmatch("[0-9a-f]{64}", text):
+                raise ValueError(f"{what} is no key; restore it from a copy")
+            mode = place.lstat().st_mode
+            if not stat.S_ISREG(mode) or (os.name == "posix" and mode & 0o077):
+                raise ValueError(f"{what} can be read by others or is a link; chmod 600 a file")
+            self._key = bytes.fromhex(text)
         return self._key
 
     def _new_key(self) -> bytes:
         """A random key, readable by its owner only."""
         place = self._beside(".key")
-        if place.exists():  # a kill came before the first line
-            return self._own_key()
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            files.put(descriptor, secrets.token_hex(32).encode())
-        finally:
-            os.close(descriptor)
+        if not place.exists():  # else a kill came before the first line
+            files.write(place, secrets.token_hex(32).encode())
         return self._own_key()
 
     def _beside(self, ending: str) -> Path:
@@ -284,10 +306,11 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        files.folder(self.path.parent)
         with FileLock(self._beside(".lock"), timeout=WAIT, mode=0o600):
             yield
 
 
-def _group(name: str, deployment: Deployment, job: str) -> tuple[str, str]:
-    """Rounds that compose by one law: noise that is correlated across rounds ends with its job."""
-    return name, "" if deployment.correlation in (None, "none") else job
+def _short(words: str) -> str:
+    """A framework's words, without what no JSON holds."""
+    return words[:MOST_WORDS].encode("utf-8", "replace").decode()

@@ -56,14 +56,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: from 1 on, without gaps.
-        job: what the framework calls the training.
         mechanism: digest of the deployment's facts.
         facts: of the deployment, in the first line of each mechanism.
         seal: of the chain.
     """
 
     number: int
-    job: str
     mechanism: str
     facts: Deployment | None
     seal: str
@@ -74,12 +72,13 @@ class PaidRound(Link, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         at: the node's time (ISO 8601, UTC); it orders nothing, for clocks change.
-        round: what the framework calls it.
+        job, round: what the framework calls the training and the round.
         after: what is spent with this round.
         schema: of the format.
     """
 
     at: str
+    job: str
     round: str
     after: tuple[Standing, ...]
     schema: int
@@ -99,7 +98,7 @@ def written(fields: dict[str, Any], before: str, key: bytes) -> bytes:
     """A line with its seal, behind the line of the seal `before`."""
     body = files.encode(fields)
     # In place of the last brace: so the line stays in the form that `files` knows as ours.
-    return body[:-2] + f',"{KEY}":"{_seal(body, before, key)}"}}\n'.encode()
+    return body[:-2] + f',"{KEY}":"{mac(before.encode() + body, key)}"}}\n'.encode()
 
 
 def checked(
@@ -119,11 +118,13 @@ def checked(
         raise ValueError(f"it is no line of a ledger ({error})") from None
     number = 1 if before is None else before.number + 1
     # Over the bytes as they are: two forms of one value must not have one seal.
-    seal = _seal(raw[:-_END] + b"}\n", FIRST if before is None else before.seal, key)
+    last = FIRST if before is None else before.seal
+    seal = mac(last.encode() + raw[:-_END] + b"}\n", key)
     if line.number != number or not hmac.compare_digest(line.seal, seal):
         raise ValueError("it was changed, or a line before it is missing or changed")
     return line
 
 
-def _seal(body: bytes, before: str, key: bytes) -> str:
-    return hmac.new(key, before.encode() + body, "sha256").hexdigest()
+def mac(body: bytes, key: bytes) -> str:
+    """A keyed digest, as hex digits."""
+    return hmac.new(key, body, "sha256").hexdigest()

@@ -33,11 +33,11 @@ def standings(
     add up, each with its part of `delta`. Rounds may be chosen after what was seen before.
 
     A node counts the rounds in which it took part. So no law of participation makes them fewer, and
-    a person's examples count at this node alone.
+    a person's examples count at this node alone. Noise that is correlated across rounds has no
+    bound here: what one round reveals then depends on the noise of all rounds of its training.
 
     Args:
-        spent: how many rounds each deployment ran; its own number of rounds does not count. Noise
-            that is correlated across rounds begins anew with each pair.
+        spent: how many rounds each deployment ran; its own number of rounds does not count.
         delta: of the epsilons.
         prior: the success without the rounds whose rise is stated.
 
@@ -53,6 +53,7 @@ def standings(
         [2.0, 2.0]
     """
     every = [laws_of(_of_node(deployment, count)) for deployment, count in spent]
+    alone = all(deployment.correlation in (None, "none") for deployment, _ in spent)
     rounds = sum(count for _, count in spent)
     costs: dict[Any, tuple[float, float, float]] = {}
     pairs = dict.fromkeys((law.audience, law.unit) for laws in every for law in laws)
@@ -60,7 +61,7 @@ def standings(
     for pair in pairs:
         own = [law for laws in every for law in laws if (law.audience, law.unit) == pair]
         # A mechanism that says nothing of this unit bounds nothing.
-        joined = _joined(own) if len(own) == len(every) else []
+        joined = _joined(own) if alone and len(own) == len(every) else []
         # Both audiences often see the same.
         same = tuple(map(_identity, joined))
         if same not in costs:

@@ -19,9 +19,10 @@ from leakbound.risk.deployment import read
 class BudgetFilter(Filter):  # type: ignore[misc]
     """Pay for a round in the site's ledger before it trains, or withhold it.
 
-    Put it under `task_data_filters`, with the exact names of all tasks that train; in a site's
-    privacy.json, no job can leave it out. The decision rests on the deployment and on the rounds
-    before, never on data. A withheld task ends with NVFlare's TASK_DATA_FILTER_ERROR.
+    Put it under `task_data_filters`, with the exact names of all tasks that train. In a site's
+    privacy.json, no job can leave it out if every scope has it, and it counts every task. The
+    decision rests on the deployment and on the rounds before, never on data. A withheld task ends
+    with NVFlare's TASK_DATA_FILTER_ERROR.
 
     Args:
         folder: on the site, for its `leakbound.ledger.Ledger`.
