@@ -32,6 +32,7 @@ WORDS = {
     "check": ["policy.toml"],
     "compare": ["one", "two"],
     "evidence": ["run"],
+    "ledger": ["ledger.jsonl"],
     "list": [],
     "reidentify": ["run"],
     "report": ["run"],
