@@ -280,3 +280,17 @@ def test_a_merged_adapter_shows_words_once_training_has_moved_it():
     assert part > 0.3
     with pytest.raises(NotApplicable, match="as no merged adapter changes it"):
         AdapterWords().found(merged(5, ids, 0.0))
+
+
+def test_an_attack_runs_the_output_layer_twice_and_on_few_places():
+    """The output layer of a large vocabulary takes longer than all before it (150,000 words)."""
+    observation = sent(0, drawn(0))
+    model = observation.task.model
+    *_, head = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    assert head.out_features == WORDS
+    places = []
+    head.register_forward_hook(lambda own, args, out: places.append(out[..., 0].numel()))
+    AdapterWords()(observation, stream(0, "attack"))
+    assert sorted(places) == [8, LENGTH]
+    AdapterWords()(observation, stream(0, "attack"))
+    assert sorted(places) == [8, LENGTH, LENGTH], "which tables get the tokens is known by now"
