@@ -93,8 +93,14 @@ def _picture(book: Ledger) -> bytes:
         if line.number % every and line.number != book.rounds:
             continue
         for row in line.after:
-            curves.setdefault(_label(row), []).append((line.number, row.gain))
-    return figures.png(figures.over_rounds(curves, "added to anyone's success, at most"))
+            if row.unit != "any example":  # hit by chance as often as it has examples
+                curves.setdefault(_label(row), []).append((line.number, row.gain))
+    # One line for names that have the same points: they would hide one another.
+    alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name, points in curves.items():
+        alike.setdefault(tuple(points), []).append(name)
+    merged = {"\n".join(names): points for points, names in alike.items()}
+    return figures.png(figures.over_rounds(merged, "added to anyone's success, at most"))
 
 
 def _label(row: Standing) -> str:
