@@ -132,7 +132,7 @@ def test_masks_are_taken_searched_and_true(name):
     loss, outputs = losses()[name]
     model, (images, masks) = unet(outputs), volumes(2, 8)
     masks = masks if outputs > 1 else masks.float()
-    task = fitted(Task.of(model, loss=loss), images)
+    task, _ = fitted(Task.of(model, loss=loss), images)
     assert task.loss.targets == ("class map" if outputs > 1 else "mask")
     true = torch.autograd.grad(loss(model(images), masks), list(model.parameters()))
     flat = torch.cat([part.flatten() for part in true])

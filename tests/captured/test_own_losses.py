@@ -256,7 +256,7 @@ def test_a_loss_of_several_heads(form, loss):
     assert record.status == "ok"
     assert record.capture.explained.direction > 0
     true = torch.autograd.grad(loss(model(IMAGE), MASK), list(model.parameters()))
-    task = fitted(Task.of(model, loss=loss), IMAGE)
+    task, _ = fitted(Task.of(model, loss=loss), IMAGE)
     flat = torch.cat([part.flatten() for part in true])
     torch.testing.assert_close(gradient(task, IMAGE, MASK), flat)
     both = IMAGE.repeat(2, 1, 1, 1), MASK.repeat(2, 1, 1, 1)
