@@ -104,7 +104,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
             {
                 "minutes": "MNIST, 3 seeds, short attacks; a few minutes on two cores",
                 "cpu": "MNIST, 24 seeds for errors and losses, 256 for the errors of claim 0-3, "
-                "12 under attacks that know the defense; over an hour on two cores",
+                "12 under attacks that know the defense; some hours on two cores",
                 "paper": "the paper's batches of 16, 2,000 attack steps and 640 rounds, on MNIST "
                 "alone; some days on two cores",
             },

@@ -16,6 +16,8 @@ from leakbound.ledger import Ledger, PaidRound, Standing
 from leakbound.risk.deployment.statement import OF, WHO
 
 FILES = ("ledger.json", "ledger.png")
+ANY = "any example"
+"""One of many is hit by chance more often than a given one: its gain would count that, too."""
 POINTS = 500
 """Rounds that the figure shows, at most."""
 
@@ -71,7 +73,7 @@ def _show(book: Ledger, lines: Sequence[PaidRound]) -> None:
             WHO.get(row.audience, row.audience),
             OF.get(row.unit, row.unit),
             "no bound" if row.epsilon is None else f"{row.epsilon:.4g}",
-            format_upper(row.gain),
+            "-" if row.unit == ANY else format_upper(row.gain),
             format_upper(row.success),
         )
     console.print(shown)
@@ -93,7 +95,7 @@ def _picture(book: Ledger) -> bytes:
         if line.number % every and line.number != book.rounds:
             continue
         for row in line.after:
-            if row.unit != "any example":  # hit by chance as often as it has examples
+            if row.unit != ANY:
                 curves.setdefault(_label(row), []).append((line.number, row.gain))
     # One line for names that have the same points: they would hide one another.
     alike: dict[tuple[tuple[int, float], ...], list[str]] = {}

@@ -453,7 +453,7 @@ class LedgerCommand:
     """The node's ledger; its key and its head lie beside it."""
     last: int = 10
     """How many of the last lines are shown."""
-    out: File = None
+    out: Annotated[Path | None, Option("DIR")] = None
     """Folder for ledger.json and ledger.png."""
     json: bool = False
     """Print JSON."""

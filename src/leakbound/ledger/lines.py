@@ -33,7 +33,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mu: of Gaussian differential privacy, if all rounds have one; None otherwise.
         epsilon: for the unit's membership (adding or removing it) at `delta`; None: no bound.
         delta: its delta.
-        gain: the most that the rounds add to anyone's success, whatever they know.
+        gain: the most that the rounds add to anyone's success, whatever they know. Of any example:
+            its success above that at one given example.
         success: what a success of `prior` without the rounds becomes at most.
         prior: a success without the rounds.
         missing: what is not stated and counts as its worst case.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.attacks.tokens.layers import word_table
+from leakbound.attacks.tokens.layers import embeddings, word_table
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense, TopK
@@ -318,3 +318,22 @@ def test_rows_that_any_span_holds_prove_nothing(share):
     answer = TokenRows()(replace(observation, update=update), stream(0))
     assert answer.facts == ()
     assert len(set(answer.inputs.flatten().tolist())) > 20
+
+
+class Filled(nn.Module):
+    """Fills every sequence up to its own length, as models with fixed shapes do."""
+
+    def __init__(self, words, length):
+        super().__init__()
+        self.length = length
+        self.table = nn.Embedding(words, 8)
+        self.last = nn.Linear(8, words)
+
+    def forward(self, tokens):
+        missing = self.length - tokens.shape[1]
+        return self.last(self.table(nn.functional.pad(tokens, (0, missing))))
+
+
+def test_a_table_of_a_model_that_fills_short_sequences_is_found():
+    task = Task.of(Filled(40, 12), domain=TokenDomain(40, 12), loss="next_token", classes=40)
+    assert embeddings(task) == ["table"]

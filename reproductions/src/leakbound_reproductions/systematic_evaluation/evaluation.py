@@ -81,15 +81,16 @@ def run(
 
 
 def gallery(found: Measured, folder: Path) -> bool:
-    """Draw reconstructions of the first batch under each defense at its highest level.
+    """Draw reconstructions of the first batch under each defense at its largest setting.
 
     This is paper B's figure 2. False if there is none.
     """
     names = found.names[GALLERY]
     cells = found.cells[GALLERY]
     first = [cell for cell in cells if (cell.seed, cell.batch_size) == _smallest(cells)]
-    # Levels rise, so that the last of each family stays.
-    chosen = {(names[cell.attack.hash], family(label(cell))): cell for cell in first}
+    # The last of each family stays. A run that was stopped may hold them in any order.
+    rising = sorted(first, key=lambda cell: _level(label(cell)))
+    chosen = {(names[cell.attack.hash], family(label(cell))): cell for cell in rising}
     own = folder.joinpath(*GALLERY)
     columns = {
         attack: [
@@ -98,6 +99,12 @@ def gallery(found: Measured, folder: Path) -> bool:
         for attack in (HONEST[2], HONEST[0])
     }
     return draw(columns, folder / "gallery.png")
+
+
+def _level(defense: str) -> float:
+    """The number at the end of a label; 0 without one."""
+    own = defense.removeprefix(family(defense))
+    return float(own) if own else 0.0
 
 
 def _smallest(cells: Sequence[Assessment]) -> tuple[int, int]:

@@ -71,7 +71,7 @@ FIGURES = (
     Figure(
         "gallery.png",
         "The first batch of color images, and what two attacks by an honest server make of it "
-        "under each defense at its highest level: Inverting Gradients, and the deep prior with "
+        "under each defense at its largest setting: Inverting Gradients, and the deep prior with "
         "features.",
         "figure 2",
     ),

@@ -27,7 +27,7 @@ NUMBERS = 1 << 22
 a processor's cache.
 """
 SHORT = 8
-"""Places that show which tables get the tokens."""
+"""Places that show which tables get the tokens: large output layers take time at each place."""
 SAME = 1e-4
 OWN = 0.5
 """Relative change of a layer's input that counts as none, for rounding; share of the largest weight
@@ -236,12 +236,15 @@ def embeddings(task: Task) -> list[str]:
 
 def _embeddings(task: Task, domain: TokenDomain) -> list[str]:
     ids = probe(domain).to(task.parameters.device)
-    short = ids[:, :SHORT]  # large output layers take time at each place
-    try:
-        calls = _calls(task, short, nn.Embedding)
-        ids = short
-    except Exception:  # the model takes whole sequences only
-        calls = _calls(task, ids, nn.Embedding)
+    # A model may take whole sequences only, or fill short ones up to its length.
+    with suppress(Exception):
+        if read := _read(task, domain, ids[:, :SHORT]):
+            return read
+    return _read(task, domain, ids)
+
+
+def _read(task: Task, domain: TokenDomain, ids: Tensor) -> list[str]:
+    calls = _calls(task, ids, nn.Embedding)
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
     # Tables of places may get tokens, too, whose number alone they use.
     modules: dict[str, Any] = {name: task.model.get_submodule(name) for name in read}
